@@ -4,6 +4,8 @@ A trial's worker brings the stores and the trial's last checkpoint, and sends ea
 the ledger before it reports. The names of checkpoints in the bucket end in the fencing token of the driver that gave
 the trial, such as `000003-7`; in folders they do not. `shards.py` has the tasks of the preparation."""
 
+from __future__ import annotations
+
 import json
 import logging
 import shutil
@@ -14,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
@@ -46,6 +48,9 @@ from babeltune.training.checkpoint import (
     stopped_folder,
 )
 
+if TYPE_CHECKING:
+    from babeltune.training.trainer import Reporter
+
 UPLOAD_WAIT_S = 20.0
 """Seconds that training waits for a checkpoint to be sent; later it goes on, and the next report sends both."""
 LAST_UPLOAD_FACTOR = 2.0
@@ -56,20 +61,10 @@ HEARTBEAT_INTERVAL_S = 1.0  # seconds between two heartbeats while something is 
 log = logging.getLogger(__name__)
 
 
-class Reports(Protocol):
-    """Where a trial's reports go."""
-
-    def report(self, report: Report) -> bool: ...
-
-    def stopped(self) -> bool: ...
-
-    def checkpoint_saved(self) -> None: ...
-
-
 class Sending:
     """Sends what rank 0 wrote for a report before it is handed on."""
 
-    def __init__(self, inner: Reports, mirror: Mirror, folder: Path, rank: int, timeout: float) -> None:
+    def __init__(self, inner: Reporter, mirror: Mirror, folder: Path, rank: int, timeout: float) -> None:
         self._inner, self._mirror, self._folder, self._rank, self._timeout = inner, mirror, folder, rank, timeout
 
     def report(self, report: Report) -> bool:
@@ -123,8 +118,8 @@ def _say_now_and_then(alive: Callable[[], object], done: threading.Event) -> Non
 
 @contextmanager
 def on_this_node(
-    assignment: TrialAssignment, reports: Reports, rank: int, world: int, device: str
-) -> Iterator[tuple[TrialAssignment, Reports]]:
+    assignment: TrialAssignment, reports: Reporter, rank: int, world: int, device: str
+) -> Iterator[tuple[TrialAssignment, Reporter]]:
     """The assignment with this node's paths, and the connection to the dispatcher that sends checkpoints first.
 
     Raises `NodeError` if this node has no package for the bucket, or its disk refuses what is brought or made."""
@@ -378,7 +373,7 @@ def _needed(folder: Path, last: Path) -> set[str] | None:
 
 def _state_there(mirror: Mirror, package: str) -> dict[str, Any]:
     """The state of a checkpoint in the bucket; empty if it cannot be read."""
-    with suppress(ValueError):
+    with suppress(ValueError, TypeError):
         return dict(json.loads(mirror.store.read(f"{package}/state.json") or b"{}"))
     return {}
 
@@ -404,9 +399,9 @@ def _goes_further(mirror: Mirror, stopped: Path, names: Mapping[str, str]) -> bo
     """Whether the bucket's checkpoint of a stop is of a later step than this one."""
     if stopped.name not in names:
         return False
-    data = mirror.store.read(f"{mirror.key(stopped.parent)}/{names[stopped.name]}/state.json")
+    there = _state_there(mirror, f"{mirror.key(stopped.parent)}/{names[stopped.name]}")
     with suppress(ValueError, AttributeError):
-        return data is not None and _place(json.loads(data)) > _place(read_state(stopped))
+        return _place(there) > _place(read_state(stopped))
     return False
 
 
