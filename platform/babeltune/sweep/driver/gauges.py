@@ -25,8 +25,7 @@ class SweepGauges:
         self._trials = Gauge("babeltune_trials", "Trials, by their state", ("sweep", "state"))
         self._best = Gauge("babeltune_best", "The best of the trials' last values", ("sweep", "metric"))
         self._pairs = Counter("babeltune_pairs_total", "Pairs seen since the driver began", ("sweep",))
-        self._seen: int | None = None
-        """Pairs at the last look, those before the driver included."""
+        self._seen: int | None = None  # pairs at the last look, those before the driver included
         self._looked = 0.0
 
     def show(self, kind: Literal["start", "report", "end"], log: SweepLog) -> None:

@@ -29,8 +29,7 @@ class CheckpointPolicy:
     def __init__(self, sweep: Sweep, folder: SweepFolder, driver_sync: DriverSync) -> None:
         self._sweep, self._folder, self._sync = sweep, folder, driver_sync
         self._order = best_first(sweep, sweep.objectives[0].metric)
-        self._best: list[Rank] = []
-        """The ranks of the trials that keep their checkpoints, the best first."""
+        self._best: list[Rank] = []  # the ranks of the trials that keep their checkpoints, the best first
         self.active = sweep.keep.trials is not None or not sweep.keep.optimizer
 
     def key_of(self, place: Path, report: int) -> str:

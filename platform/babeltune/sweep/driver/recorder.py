@@ -68,10 +68,8 @@ class Recorder:
         user, by_system = accountable()
         shares = cluster.workers * cluster.cpus_per_worker, cluster.workers * cluster.gpus
         self.holder: Holder = {"user": user, "by_system": by_system, "cpus": shares[0], "gpus": shares[1]}
-        self.open: set[int] = set()
-        """Trials that began and have not ended."""
-        self.complete = False
-        """Whether the sweep ended with all of its trials."""
+        self.open: set[int] = set()  # trials that began and have not ended
+        self.complete = False  # whether the sweep ended with all of its trials
 
     def __enter__(self) -> Recorder:
         with self.folder.guard():

@@ -97,8 +97,7 @@ class Proposals:
         self._offset = 0
         for earlier in warm:
             self._add_warm(earlier)
-        self.begun = 0
-        """How many trials of this sweep there are."""
+        self.begun = 0  # how many trials of this sweep there are
         self._running: dict[int, optuna.Trial] = {}
         follow(lines, self, lambda params: self.ask(params)[0])
 

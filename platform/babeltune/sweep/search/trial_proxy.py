@@ -48,8 +48,7 @@ class Follower:
     def __init__(self, dispatcher: DispatcherClient, trial: str, objectives: list[str]) -> None:
         self._dispatcher, self._trial, self._objectives = dispatcher, trial, objectives
         self._seen = 0
-        self._last: Result | None = None
-        """The last report's result, until the trial's end comes."""
+        self._last: Result | None = None  # the last report's result, until the trial's end comes
 
     def go_on(self) -> None:
         """Lets the trial train past its latest report."""

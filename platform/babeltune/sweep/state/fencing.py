@@ -117,8 +117,7 @@ class HeldLease:
     ) -> None:
         """`begun` is the time by `clock` at which the request began that took it."""
         self._record, self.lease = record, lease
-        self.before = before
-        """The lease of the driver before this one."""
+        self.before = before  # the lease of the driver before this one
         self._version: Version = version
         self._renewed, self._clock = begun, clock
         self._lock = threading.RLock()

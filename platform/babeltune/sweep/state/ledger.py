@@ -55,10 +55,8 @@ class Ledger:
         self.lines: list[LedgerLine] = []
         self._reports: dict[int, list[LedgerLine]] = {}
         self._params: dict[int, dict[str, Scalar]] = {}
-        self.given_up: set[int] = set()
-        """Trials that ended before the sweep ended for its failures."""
-        self.failed: set[int] = set()
-        """Trials that failed since then."""
+        self.given_up: set[int] = set()  # trials that ended before the sweep ended for its failures
+        self.failed: set[int] = set()  # trials that failed since then
         if mend:
             end_on_a_line(path)
         whole = path.read_bytes() if path.exists() else b""

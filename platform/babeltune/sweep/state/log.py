@@ -75,21 +75,15 @@ class SweepLog:
 
     def _forget(self) -> None:
         self.trials: dict[int, LoggedTrial] = {}
-        self.submissions: list[Submission] = []
-        """The sweep at each submission, the first first."""
+        self.submissions: list[Submission] = []  # the sweep at each submission, the first first
         self.accepted: list[JsonObject] = []
         """The changes that were accepted while the sweep went on, with their time and the trials that had begun."""
-        self.specs_before: list[JsonObject] = []
-        """The spec with which the trials before each of these began."""
-        self.accepting: Accepted | None = None
-        """The latest changes, until a driver has submitted the sweep with them."""
-        self.labels: Labels = {}
-        """The labels that users gave the sweep."""
-        self.paused: set[int] = set()
-        """Trials that are paused."""
+        self.specs_before: list[JsonObject] = []  # the spec with which the trials before each of these began
+        self.accepting: Accepted | None = None  # the latest changes, until a driver has submitted the sweep with them
+        self.labels: Labels = {}  # the labels that users gave the sweep
+        self.paused: set[int] = set()  # trials that are paused
         self.sweep_paused = False
-        self.pauses = 0
-        """How often anything was paused or continued."""
+        self.pauses = 0  # how often anything was paused or continued
         self._version: tuple[int, int, int] | None = None
         self._cursor = LineCursor()
         self._facts: dict[str, dict[str, Scalar]] = {}

@@ -49,15 +49,13 @@ class DriverSync:
         self, cluster: Cluster, folder: SweepFolder, *, needs: str | None = None, clock: Clock | None = None
     ) -> None:
         """`needs` names an earlier sweep that this one starts from."""
-        self.token = 0
-        """The fencing token of this driver, which its assignments carry."""
+        self.token = 0  # the fencing token of this driver, which its assignments carry
         self.folder, self.needs = folder, needs
         self._prefix = f"sweeps/{folder.id}"
         self.where = cluster.mirrored
         self._alone = cluster.address == "local"
         self.trouble: Exception | None = None
-        self.lost: SweepError | None = None
-        """Why this driver may not go on: another one has the sweep."""
+        self.lost: SweepError | None = None  # why this driver may not go on: another one has the sweep
         self._view = StorageView(cluster)
         self._since, self._looked_at, self._clock = 0.0, 0.0, clock
         self._leased: LeasedFolder | None = None

@@ -55,8 +55,7 @@ class _Asked:
         self._worker = resources_of(cluster.cpus_per_worker, cluster.gpus)
         self._elastic = cluster.least_workers is not None
         self._groups: list[PlacementGroup] = []
-        self._missing = workers
-        """The number of workers without a node at the last call."""
+        self._missing = workers  # the number of workers without a node at the last call
 
     def poll(self, *, last: bool) -> int:
         """How many worker groups fit now. If none does, it asks for the nodes, or raises if this was the `last`

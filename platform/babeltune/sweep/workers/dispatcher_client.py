@@ -30,17 +30,13 @@ class DispatcherClient:
     trains past a report once `go_on` says so."""
 
     def __init__(self) -> None:
-        self.name = f"dispatcher-{uuid.uuid4().hex[:8]}"
-        """The actor's name."""
+        self.name = f"dispatcher-{uuid.uuid4().hex[:8]}"  # the actor's name
         self._inbox: dict[str, deque[ReportMessage | EndMessage]] = {}
         """Received messages of the trials that somebody follows."""
-        self._filled: dict[str, None] = {}
-        """Trials with messages, the longest waiting first."""
-        self._poll: Any = None
-        """The call that waits at the dispatcher for news."""
+        self._filled: dict[str, None] = {}  # trials with messages, the longest waiting first
+        self._poll: Any = None  # the call that waits at the dispatcher for news
         self._polled = 0.0
-        self._acknowledged = 0
-        """The number of the last news that was received."""
+        self._acknowledged = 0  # the number of the last news that was received
 
     def start(self) -> None:
         """Starts the actor on this process's node."""

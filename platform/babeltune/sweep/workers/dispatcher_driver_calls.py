@@ -21,8 +21,7 @@ class DriverCalls:
 
     def __init__(self) -> None:
         self._state = DispatcherState()
-        self._waiting: dict[str, None] = {}
-        """Idle worker groups that wait for a trial, the longest first."""
+        self._waiting: dict[str, None] = {}  # idle worker groups that wait for a trial, the longest first
         self._idle: dict[str, float] = {}
         """When worker groups last had a trial or waited for one. Between two trials that is a moment ago."""
         self._waiters: dict[Hashable, set[asyncio.Future[None]]] = {}

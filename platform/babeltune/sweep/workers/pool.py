@@ -48,8 +48,7 @@ class WorkerPool:
         surveyed: Callable[[int], None] = lambda _: None,
         waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        self.dispatcher = DispatcherClient()
-        """Hands trials to worker groups, and brings their messages."""
+        self.dispatcher = DispatcherClient()  # hands trials to worker groups, and brings their messages
         self._settings = settings
         self._limit = math.inf if settings.count == "auto" else settings.count
         self._first = int(min(self._limit, settings.fitting_groups()))
@@ -58,10 +57,8 @@ class WorkerPool:
         self._given_up: list[set[str]] = []
         """For each worker group that failed without a known reason, the nodes of the cluster at that time."""
         self._surveyed = 0.0
-        self._messages_noted = 0
-        """How many of the dispatcher's messages are logged."""
-        self._nowhere = False
-        """Whether no node holds a worker group."""
+        self._messages_noted = 0  # how many of the dispatcher's messages are logged
+        self._nowhere = False  # whether no node holds a worker group
         self._note, self._tell_placed, self._waiting = note, surveyed, waiting
 
     @property
