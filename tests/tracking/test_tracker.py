@@ -134,7 +134,7 @@ def test_the_caller_makes_no_request_itself(tmp_path, monkeypatch):
         opened.wait()
         raise ConnectionError("the server hung")
 
-    monkeypatch.setattr(track, "open_client", stuck)
+    monkeypatch.setattr(track.mlflow_client, "open_client", stuck)
     tracker = EventLog(DEAD, tmp_path / "events.jsonl", "babeltune")
     a_sweep(tracker)
     wait_until(lambda: callers)

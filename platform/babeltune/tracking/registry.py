@@ -16,22 +16,9 @@ from babeltune.files import draft_folder, sha256_of
 from babeltune.models.hub import dimension_of
 from babeltune.redaction import without_password
 from babeltune.schema.trial_names import trial_name
+from babeltune.tracking import mlflow_client
 from babeltune.tracking.checkpoint_models import EXAMPLE, add_version, model_of_run, with_signature, write_mlmodel
-from babeltune.tracking.mlflow_client import (
-    METRICS_PER_BATCH,
-    STEP_UNIT,
-    SWEEP,
-    TRIAL,
-    experiment_id,
-    name_of,
-    open_client,
-    quotable,
-    run_of_trial,
-    shorten,
-    slices,
-    text_of,
-    why,
-)
+from babeltune.tracking.mlflow_client import STEP_UNIT, SWEEP, TRIAL
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -73,7 +60,7 @@ def register(uri: str, name: str, folder: Path, run_id: str, tags: Mapping[str, 
     path = registered_folder(folder)
     source = f"runs:/{run_id}/{path}"
     with _promotion(uri, f"register {name!r}") as client:
-        models = client.search_registered_models(f"name = '{quotable(name)}'")
+        models = client.search_registered_models(f"name = '{mlflow_client.quotable(name)}'")
         if not models:
             client.create_registered_model(name, description=ABOUT)
         elif not models[0].description:
@@ -81,12 +68,14 @@ def register(uri: str, name: str, folder: Path, run_id: str, tags: Mapping[str, 
         model = client.get_logged_model(str(tags[MODEL])) if MODEL in tags else None
         page = "" if model is None else f"#/experiments/{model.experiment_id}/models/{model.model_id}"
         origin = "" if model is None else f"Its checkpoint: [{model.name}]({page})."
-        versions = [v for v in client.search_model_versions(f"name = '{quotable(name)}'") if v.source == source]
+        versions = [
+            v for v in client.search_model_versions(f"name = '{mlflow_client.quotable(name)}'") if v.source == source
+        ]
         if not versions:
             client.log_artifacts(run_id, str(folder), path)
             if (folder / "modules.json").is_file():
                 log_signature(client, run_id, path, folder)
-            words = {name_of(key): text_of(value) for key, value in tags.items()}
+            words = {mlflow_client.name_of(key): mlflow_client.text_of(value) for key, value in tags.items()}
             card = card_of(folder, origin)
             versions = [client.create_model_version(name, source, run_id=run_id, tags=words, description=card)]
         version = str(versions[0].version)
@@ -148,7 +137,7 @@ def whole_sections(card: str, limit: int) -> str:
             room -= len(section) + 1
         else:
             omitted.append(name)
-    return shorten("\n".join([beginning, *whole, "", _left_out(omitted, limit)]), limit)
+    return mlflow_client.shorten("\n".join([beginning, *whole, "", _left_out(omitted, limit)]), limit)
 
 
 def _left_out(names: Sequence[str], limit: int) -> str:
@@ -178,11 +167,11 @@ def _claimed(client: MlflowClient, name: str, alias: str, version: str) -> Itera
     one that reads last sees the other's claim, or finds that the alias has moved. So both may be refused, but never
     both succeed. The claim of a dead process does not count after `CLAIM_S`. A process that pauses for longer between
     two requests is not guarded against."""
-    tag = name_of(f"babeltune.claim.{alias}")
+    tag = mlflow_client.name_of(f"babeltune.claim.{alias}")
     now = time.time()
     client.set_model_version_tag(name, version, tag, str(now))
     try:
-        for other in client.search_model_versions(f"name = '{quotable(name)}'"):
+        for other in client.search_model_versions(f"name = '{mlflow_client.quotable(name)}'"):
             claim = other.tags.get(tag)
             if str(other.version) != version and claim is not None and now - float(claim) < CLAIM_S:
                 raise PromotionError(
@@ -211,7 +200,7 @@ def _expect(uri: str, name: str, alias: str, expected: str | None, version: str)
 def champion_of(uri: str, name: str, alias: str) -> Registered | None:
     """The version that `alias` points to, or None if there is no such model or alias."""
     with _promotion(uri, f"look up {name!r}") as client:
-        models = client.search_registered_models(f"name = '{quotable(name)}'")
+        models = client.search_registered_models(f"name = '{mlflow_client.quotable(name)}'")
         if not models or alias not in models[0].aliases:
             return None
         return _registered(client.get_model_version_by_alias(name, alias))
@@ -220,7 +209,7 @@ def champion_of(uri: str, name: str, alias: str) -> Registered | None:
 def find_run(uri: str, experiment: str, sweep: str, number: int) -> str:
     """MLflow's id of a trial's run; `PromotionError` when the store does not have it."""
     with _promotion(uri, f"look up the run of {sweep}/{number}") as client:
-        run = run_of_trial(client, experiment_id(client, experiment), sweep, str(number))
+        run = mlflow_client.run_of_trial(client, mlflow_client.experiment_id(client, experiment), sweep, str(number))
     if run is None:
         raise PromotionError(
             f"{without_password(uri)} has no run of {sweep}/{number}; `babeltune resume {sweep}` sends what is missing"
@@ -245,8 +234,8 @@ def log_scores(uri: str, run_id: str, scores: Mapping[str, float], step: int, pa
     with _promotion(uri, "log the test metrics") as client:
         now = time.time_ns() // 1_000_000
         at = pairs if client.get_run(run_id).data.tags.get(STEP_UNIT) == "pairs" else step
-        metrics = [Metric(name_of(name), float(value), now, at) for name, value in scores.items()]
-        for part in slices(metrics, METRICS_PER_BATCH):
+        metrics = [Metric(mlflow_client.name_of(name), float(value), now, at) for name, value in scores.items()]
+        for part in mlflow_client.slices(metrics, mlflow_client.METRICS_PER_BATCH):
             client.log_batch(run_id, part)
 
 
@@ -284,7 +273,7 @@ def registered_folder(folder: Path) -> str:
 def versions_of(uri: str, name: str) -> list[Registered]:
     """The versions of a registered model; none if there is no such model."""
     with _promotion(uri, f"look up {name!r}") as client:
-        return [_registered(each) for each in client.search_model_versions(f"name = '{quotable(name)}'")]
+        return [_registered(each) for each in client.search_model_versions(f"name = '{mlflow_client.quotable(name)}'")]
 
 
 def version_in(uri: str, folder: Path) -> Registered | None:
@@ -304,12 +293,12 @@ def _registered(version: ModelVersion) -> Registered:
 def _promotion(uri: str, action: str) -> Iterator[MlflowClient]:
     """A client of the store. `PromotionError` says which action it refused."""
     try:
-        yield open_client(uri)
+        yield mlflow_client.open_client(uri)
     except BabeltuneError:
         raise
     except Exception as error:  # a server may fail in any way, and so may a database that MLflow cannot even open
         raise PromotionError(
-            f"cannot {action} in the MLflow store {without_password(uri)}: {why(error)}; "
+            f"cannot {action} in the MLflow store {without_password(uri)}: {mlflow_client.why(error)}; "
             "check that it answers (`babeltune ui`), then promote again"
         ) from error
 

@@ -26,32 +26,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from babeltune.files import LineCursor, draft_folder, write_whole
 from babeltune.redaction import without_password
 from babeltune.stages import WRITING, tell
+from babeltune.tracking import mlflow_client
 from babeltune.tracking.checkpoint_models import CheckpointModel, log_checkpoint
 from babeltune.tracking.events import PARENT, STATUSES, Event, Key, key_of
-from babeltune.tracking.mlflow_client import (
-    ENTRIES_PER_BATCH,
-    METRICS_PER_BATCH,
-    NOTE,
-    ROLE,
-    STEP_UNIT,
-    SWEEP,
-    TAG_CHARACTERS,
-    TRIAL,
-    experiment_id,
-    first_line,
-    flattened,
-    inputs_of,
-    linked,
-    metrics_of,
-    name_of,
-    open_client,
-    run_name,
-    run_of_trial,
-    shorten,
-    slices,
-    text_of,
-    why,
-)
+from babeltune.tracking.mlflow_client import NOTE, ROLE, STEP_UNIT, SWEEP, TRIAL
 from babeltune.tracking.sweep_runs import CURSOR
 
 if TYPE_CHECKING:
@@ -177,7 +155,7 @@ class Tracker:
                 if (batch := self._next()) is None:
                     self._pause(POLL_S)
                     continue
-                sender = sender or _Sender(open_client(self.uri), self._memo, self.experiment)
+                sender = sender or _Sender(mlflow_client.open_client(self.uri), self._memo, self.experiment)
                 refused = sender.send(batch.events, self._count)
                 with self._changed:
                     self._acknowledge(batch)
@@ -185,7 +163,7 @@ class Tracker:
                     self._changed.notify_all()
                 wait = RETRY_S[0]
             except Exception as error:  # a server may fail in any way, and the trials go on
-                self.trouble = f"{without_password(self.uri)} does not take events: {why(error)}"
+                self.trouble = f"{without_password(self.uri)} does not take events: {mlflow_client.why(error)}"
                 first = logging.WARNING if wait == RETRY_S[0] else logging.DEBUG
                 _log.log(first, "%s; %d bytes wait, next try in %.1f s", self.trouble, self.waiting(), wait)
                 if getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
@@ -253,7 +231,7 @@ class Tracker:
             raise
         except Exception as error:  # a line may hold anything
             batch.refused += 1
-            _log.error("no event for MLflow (%s): %r", first_line(error), line[:80])
+            _log.error("no event for MLflow (%s): %r", mlflow_client.first_line(error), line[:80])
             return ()
 
     def _count(self, offset: int) -> None:
@@ -292,7 +270,7 @@ class _Sender:
     def __init__(self, client: MlflowClient, memo: dict[str, Any], experiment: str) -> None:
         self.client, self.memo = client, memo
         self.runs: dict[str, str] = memo.setdefault("runs", {})
-        self.experiment_id = memo["experiment"] = experiment_id(client, experiment)
+        self.experiment_id = memo["experiment"] = mlflow_client.experiment_id(client, experiment)
         self.pending: dict[str, list[Any]] = {}
         self.refused = 0
         if PARENT in self.runs:
@@ -306,7 +284,7 @@ class _Sender:
         self.pending, self.refused = {}, 0
         for offset, event in events:
             try:
-                metrics = metrics_of(event.get("points", ()), event.get("per_step", 1.0))
+                metrics = mlflow_client.metrics_of(event.get("points", ()), event.get("per_step", 1.0))
                 STATUSES.index(event.get("status", "FINISHED"))
             except (ValueError, TypeError, KeyError) as error:
                 self._refuse(f"not an event ({error}): {str(event)[:80]}")
@@ -328,7 +306,7 @@ class _Sender:
         elif do == "tags":
             self._send_tags(key, event["tags"])
         elif do == "inputs":
-            self._try(self.client.log_inputs, self.runs[key], inputs_of(event["inputs"]))
+            self._try(self.client.log_inputs, self.runs[key], mlflow_client.inputs_of(event["inputs"]))
         elif do == "artifact":
             self._send_artifact(key, event["name"], event["data"])
         elif do == "model":
@@ -340,25 +318,25 @@ class _Sender:
 
     def _start(self, key: str, event: Event) -> None:
         sweep = self.memo["sweep"] = event.get("sweep", self.memo.get("sweep", ""))
-        tags = {**event["tags"], SWEEP: sweep, ROLE: "trial" if key else "sweep"}
-        name = run_name(key) if key else sweep
+        name = mlflow_client.run_name(key) if key else sweep
+        first, tags = {ROLE: "trial" if key else "sweep", SWEEP: sweep}, dict(event["tags"])
         if key:
-            tags |= {TRIAL: name} | ({"mlflow.parentRunId": self.runs[PARENT]} if PARENT in self.runs else {})
+            first[TRIAL] = name
+            tags |= {"mlflow.parentRunId": self.runs[PARENT]} if PARENT in self.runs else {}
+        first |= {STEP_UNIT: event["step_unit"]} if "step_unit" in event else {}
         existing_run = self._existing_run(sweep, key)
-        unit = {STEP_UNIT: event["step_unit"]} if "step_unit" in event else {}
-        first = {ROLE: tags.pop(ROLE), SWEEP: tags.pop(SWEEP), **({TRIAL: tags.pop(TRIAL)} if key else {}), **unit}
         run = existing_run or self.client.create_run(
             self.experiment_id, start_time=event["time_ms"], tags=first, run_name=name
         )
         self.runs[key] = run.info.run_id
         self._send_tags(key, tags)
-        self._send_params(key, flattened(event["params"]), run.data.params)
+        self._send_params(key, mlflow_client.flattened(event["params"]), run.data.params)
         if existing_run:
             self._try(self.client.update_run, run.info.run_id, "RUNNING", name)
 
     def _existing_run(self, sweep: str, key: str) -> Run | None:
         if key:
-            return run_of_trial(self.client, self.experiment_id, sweep, key)
+            return mlflow_client.run_of_trial(self.client, self.experiment_id, sweep, key)
         which = f"tags.`{SWEEP}` = '{sweep}' and tags.`{ROLE}` = 'sweep'"
         runs = self.client.search_runs([self.experiment_id], which, max_results=1)
         return runs[0] if runs else None
@@ -369,7 +347,7 @@ class _Sender:
         self._try(self.client.set_terminated, self.runs[key], event["status"], event["time_ms"])
 
     def _send_metrics(self, key: str) -> None:
-        for metrics in slices(self.pending.pop(key, []), METRICS_PER_BATCH):
+        for metrics in mlflow_client.slices(self.pending.pop(key, []), mlflow_client.METRICS_PER_BATCH):
             self._try(self.client.log_batch, self.runs[key], metrics)
 
     def _send_params(self, key: str, values: Mapping[str, str], logged: Mapping[str, str]) -> None:
@@ -377,7 +355,7 @@ class _Sender:
         from mlflow.entities import Param
 
         new = [Param(name, value) for name, value in values.items() if name not in logged]
-        for params in slices(new, ENTRIES_PER_BATCH):
+        for params in mlflow_client.slices(new, mlflow_client.ENTRIES_PER_BATCH):
             self._try(self.client.log_batch, self.runs[key], (), params)
         changed = {name: value for name, value in values.items() if logged.get(name, value) != value}
         if changed:
@@ -386,12 +364,15 @@ class _Sender:
     def _send_tags(self, key: str, tags: Mapping[str, object]) -> None:
         from mlflow.entities import RunTag
 
-        texts = {name: text_of(value) for name, value in tags.items()}
+        texts = {name: mlflow_client.text_of(value) for name, value in tags.items()}
         if NOTE in texts:
-            runs = {run_name(key): run for key, run in self.runs.items()}
-            texts[NOTE] = linked(texts[NOTE], self.experiment_id, runs)
-        entries = [RunTag(name_of(name), shorten(text, TAG_CHARACTERS)) for name, text in texts.items()]
-        for part in slices(entries, ENTRIES_PER_BATCH):
+            runs = {mlflow_client.run_name(key): run for key, run in self.runs.items()}
+            texts[NOTE] = mlflow_client.linked(texts[NOTE], self.experiment_id, runs)
+        entries = [
+            RunTag(mlflow_client.name_of(name), mlflow_client.shorten(text, mlflow_client.TAG_CHARACTERS))
+            for name, text in texts.items()
+        ]
+        for part in mlflow_client.slices(entries, mlflow_client.ENTRIES_PER_BATCH):
             self._try(self.client.log_batch, self.runs[key], (), (), part)
 
     def _send_artifact(self, key: str, name: str, data: bytes) -> None:
@@ -402,7 +383,7 @@ class _Sender:
                 self.client.log_artifact(self.runs[key], str(place / name))
             except Exception as error:  # a store of artifacts may fail in any way
                 self.client.get_run(self.runs[key])  # raises when the server is away: all is tried again
-                self._refuse(f"{name}: {first_line(error)}")
+                self._refuse(f"{name}: {mlflow_client.first_line(error)}")
 
     def _send_model(self, key: str, event: Event) -> None:
         """Adds a checkpoint to the run. Servers before MLflow 3 have no such models: then it is refused and counted."""
@@ -413,7 +394,7 @@ class _Sender:
             log_checkpoint(self.client, self.experiment_id, self.runs[key], replace(model, step=step))
         except Exception as error:  # a server or a store of artifacts may fail in any way
             self.client.get_run(self.runs[key])  # raises when the server is away: all is tried again
-            self._refuse(f"the checkpoint of run {key!r}: {first_line(error)}")
+            self._refuse(f"the checkpoint of run {key!r}: {mlflow_client.first_line(error)}")
 
     def _try(self, request: Callable[..., Any], *arguments: Any) -> None:
         """Makes a request; what the store refuses for good is counted, not repeated for ever."""
@@ -427,7 +408,7 @@ class _Sender:
                 if error.error_code not in _REFUSALS:
                     raise
                 if wait is None or error.error_code != _UNCLEAR:
-                    self._refuse(first_line(error))
+                    self._refuse(mlflow_client.first_line(error))
                     return
                 time.sleep(wait)
 

@@ -22,16 +22,7 @@ from babeltune.method import trial_context
 from babeltune.planning.checks import exported_width, student_width
 from babeltune.planning.recorded import sweep_from
 from babeltune.schema.records import Point, Report, Sweep, Trial, trial_from
-from babeltune.sweep.driver.summary import (
-    baseline_note,
-    corpus_facts,
-    data_inputs,
-    experiment_note,
-    params_once,
-    summary_of,
-    table_of_metrics,
-    trial_note,
-)
+from babeltune.sweep.driver import summary
 from babeltune.sweep.state.folder import SweepFolder, condition_of, read_of_trial
 from babeltune.sweep.state.leaderboard import logged_row, logged_rows
 from babeltune.sweep.state.log import LEDGER, SweepLog, log_of
@@ -169,11 +160,11 @@ class MlflowReader:
         tags |= {ACCEPTED: self._log.accepted} if self._log.accepted else {}
         opened = [
             events.start_sweep(self._folder.id, params, tags),
-            events.experiment_note(experiment_note(sweep)),
-            events.inputs(None, data_inputs(new["digests"])),
+            events.experiment_note(summary.experiment_note(sweep)),
+            events.inputs(None, summary.data_inputs(new["digests"])),
         ]
         with suppress(StoreError):  # a later submission makes the record of the data again
-            opened.append(events.artifact(None, "corpus.json", corpus_facts(self._prepared(), new["teacher"])))
+            opened.append(events.artifact(None, "corpus.json", summary.corpus_facts(self._prepared(), new["teacher"])))
         for name, scores in self._folder.baselines().items():
             opened += self._baseline(name, scores)
         return opened
@@ -183,10 +174,10 @@ class MlflowReader:
         values = {best_name(aim): scores[aim], **scores} if aim in scores else scores
         choice = self._choice()
         choice.see(values)
-        tags = {"babeltune.baseline": name, "state": "baseline", NOTE: baseline_note(self._folder.id, name)}
+        tags = {"babeltune.baseline": name, "state": "baseline", NOTE: summary.baseline_note(self._folder.id, name)}
         return [
             events.start_trial(name, {}, {**tags, **self._submission["environment"]}),
-            events.inputs(name, data_inputs(self._digests("dev/"))),
+            events.inputs(name, summary.data_inputs(self._digests("dev/"))),
             events.metrics(name, [Point(step=0, time_ms=self._began_ms, values=choice.of(values))]),
             events.end_trial(name, "FINISHED", {}),
         ]
@@ -196,10 +187,10 @@ class MlflowReader:
         baselines = self._folder.baselines()
         rows = logged_rows(self._log, self._sweep, baselines)
         labels = self._log.labels
-        summary = summary_of(self._sweep, self._folder.id, rows, baselines)
-        note = "\n\n".join(filter(None, (str(labels.get("note", "")), summary.note)))
-        step = sum(value for name, value in summary.metrics.items() if name.startswith("trials/"))
-        point = Point(step=round(step), time_ms=line.get("time_ms", 0), values=summary.metrics)
+        totals = summary.summary_of(self._sweep, self._folder.id, rows, baselines)
+        note = "\n\n".join(filter(None, (str(labels.get("note", "")), totals.note)))
+        step = sum(value for name, value in totals.metrics.items() if name.startswith("trials/"))
+        point = Point(step=round(step), time_ms=line.get("time_ms", 0), values=totals.metrics)
         tags = {NOTE: note, **{f"babeltune.{key}": value for key, value in labels.items()}}
         if line["event"] != "label":  # which may come after its end
             tags["state"] = line["state"] if line["event"] == "leave" else "running"
@@ -230,11 +221,11 @@ class MlflowReader:
         return [
             events.start_trial(
                 trial.number,
-                params_once(settings, {**trial.params, **trial.fitted}),
+                summary.params_once(settings, {**trial.params, **trial.fitted}),
                 {"state": "running", **tags},
                 step_unit=unit,
             ),
-            events.inputs(trial.number, data_inputs(digests)),
+            events.inputs(trial.number, summary.data_inputs(digests)),
         ]
 
     def _reported(self, trial: Trial, line: LedgerLine) -> list[Event] | None:
@@ -271,11 +262,11 @@ class MlflowReader:
         choice = self._open[number].choice
         last: list[Event] = []
         if choice.left_out:
-            table = table_of_metrics(read_reports(self._folder.trial(number)))
+            table = summary.table_of_metrics(read_reports(self._folder.trial(number)))
             last.append(events.artifact(number, "metrics.parquet", table))
         if state in ENDED and row.best is not None:
             last.append(self._model(trial, row.best, choice))
-        tags |= {NOTE: trial_note(self._folder.id, row)}
+        tags |= {NOTE: summary.trial_note(self._folder.id, row)}
         return [*last, events.end_trial(number, status, {**tags, **facts})]
 
     def _model(self, trial: Trial, best: int, choice: MetricChoice) -> Event:

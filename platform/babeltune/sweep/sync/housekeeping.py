@@ -15,20 +15,7 @@ from babeltune.errors import DamagedError, ObjectStoreError
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import Entry
 from babeltune.storage.packages import MANIFESTS, PULLING
-from babeltune.sweep.state.housekeeping import (
-    OPTIMIZER,
-    MayGo,
-    Removal,
-    always,
-    left_drafts,
-    left_temporary,
-    note_removed,
-    packages,
-    removals,
-    scratch,
-    size_of,
-    unneeded,
-)
+from babeltune.sweep.state import housekeeping as rules
 from babeltune.sweep.state.stored import BucketStorage, may_be_driven
 from babeltune.sweep.sync.checkpoint_names import latest_names, names_in
 from babeltune.sweep.sync.view import StorageView
@@ -38,7 +25,7 @@ SUPERSEDED = "superseded"  # in a mirror, the folder of sweeps that another mach
 
 
 @dataclass(frozen=True, kw_only=True)
-class BucketRemoval(Removal):
+class BucketRemoval(rules.Removal):
     """A package in a bucket that can go, or the optimizer in one."""
 
     mirror: Mirror
@@ -51,11 +38,11 @@ class BucketRemoval(Removal):
         """A reader sees the package as it was, or no more."""
         if self.rule:
             trial = self.path.parents[1]
-            note_removed(trial, self.rule)
+            rules.note_removed(trial, self.rule)
             for record in trial.glob("removed.json"):
                 self.mirror.push(record)
         package, _, name = self.key.rpartition("/")
-        if name == OPTIMIZER:
+        if name == rules.OPTIMIZER:
             strip_optimizer(self.mirror, package)
         else:
             self.mirror.drop_packages([self.key], self.mirror.store.entries(self.key))
@@ -76,7 +63,7 @@ def drop_checkpoints(mirror: Mirror, sweep: str, removed: Collection[str], strip
             continue
         if trial in removed:
             doomed.add(f"{prefix}/{trial}/{kind}/{name}")
-        elif trial in stripped and rest == [OPTIMIZER]:
+        elif trial in stripped and rest == [rules.OPTIMIZER]:
             optimizers.add(f"{prefix}/{trial}/{kind}/{name}")
     mirror.drop_packages(sorted(doomed), entries)
     for package in sorted(optimizers):
@@ -87,8 +74,8 @@ def strip_optimizer(mirror: Mirror, package: str) -> None:
     """Removes the optimizer from a checkpoint in the bucket. Its own manifest forgets it, so that it stays whole."""
     with suppress(ValueError, KeyError, TypeError):  # a damaged one stays as it is
         manifest = json.loads(mirror.store.read(f"{package}/{MANIFEST}") or b"")
-        manifest["files"].pop(OPTIMIZER, None)
-        mirror.drop_from_package(package, OPTIMIZER, {MANIFEST: json.dumps(manifest).encode()})
+        manifest["files"].pop(rules.OPTIMIZER, None)
+        mirror.drop_from_package(package, rules.OPTIMIZER, {MANIFEST: json.dumps(manifest).encode()})
 
 
 # For `babeltune clean`
@@ -99,34 +86,34 @@ def bucket_removals(view: StorageView, *, older_s: float, top: int | None = None
     mirror = view.mirror
     assert mirror is not None
     view.update(every=True)
-    for removal in unneeded(view.storage, time.time() - older_s, top, _replaced):
+    for removal in rules.unneeded(view.storage, time.time() - older_s, top, _replaced):
         yield BucketRemoval(removal.path, removal.reason, removal.size, removal.rule, removal.may_go, mirror=mirror)
 
 
 def _replaced(entries: Mapping[str, Entry]) -> set[str]:
     """The keys of a sweep's checkpoints that a later driver has sent again, and of those that are not whole."""
     older = set[str]()
-    for key, package in packages(entries, 5).items():
+    for key, package in rules.packages(entries, 5).items():
         if not key.endswith("/checkpoints"):
             continue
         older |= {f"{key}/{name}" for name in names_in(key, package) - set(latest_names(key, package, 0).values())}
     return older
 
 
-def _cut_off(view: StorageView, before: float) -> Iterator[Removal]:
+def _cut_off(view: StorageView, before: float) -> Iterator[rules.Removal]:
     for draft in sorted((view.folder / PULLING).glob("*")):
         if draft.stat().st_mtime < before:
-            yield Removal(draft, "a copy from the bucket that was cut off", size_of(draft))
+            yield rules.Removal(draft, "a copy from the bucket that was cut off", rules.size_of(draft))
 
 
-def mirror_removals(mirror: Mirror, *, older_s: float) -> Iterator[Removal]:
+def mirror_removals(mirror: Mirror, *, older_s: float) -> Iterator[rules.Removal]:
     """Removals of files that this machine's mirror has not used for this time and can bring again from the bucket.
 
     Sweeps that another machine went on with are there, too: the bucket has the newer state."""
     before = time.time() - older_s
     for aside in sorted((mirror.folder / SUPERSEDED).glob("*")):
         if aside.stat().st_mtime < before:
-            yield Removal(aside, "a sweep that another machine went on with", size_of(aside))
+            yield rules.Removal(aside, "a sweep that another machine went on with", rules.size_of(aside))
     notes, storage = mirror.folder / MANIFESTS, BucketStorage(mirror)
     may_run = cache(partial(may_be_driven, storage))
     for note in sorted(notes.rglob("*.json")) if notes.is_dir() else ():
@@ -135,9 +122,9 @@ def mirror_removals(mirror: Mirror, *, older_s: float) -> Iterator[Removal]:
         if not folder.is_dir() or note.stat().st_mtime > before or (kind == "sweeps" and may_run(name)):
             continue
         if _in_bucket(mirror, folder, key):
-            may_go: MayGo = partial(storage.at_rest, name) if kind == "sweeps" else always
+            may_go: rules.MayGo = partial(storage.at_rest, name) if kind == "sweeps" else rules.always
             reason = "a copy that the bucket has and nothing here has used"
-            yield Removal(folder, reason, size_of(folder), may_go=may_go)
+            yield rules.Removal(folder, reason, rules.size_of(folder), may_go=may_go)
 
 
 def _in_bucket(mirror: Mirror, folder: Path, key: str) -> bool:
@@ -149,16 +136,16 @@ def _in_bucket(mirror: Mirror, folder: Path, key: str) -> bool:
     return any(mirror.has_package(folder, f"{parent}/{each}", entries) for each in same)
 
 
-def everything(view: StorageView, *, older_s: float, top: int | None = None) -> list[Removal]:
+def everything(view: StorageView, *, older_s: float, top: int | None = None) -> list[rules.Removal]:
     """Removals from the storage, and from this machine's mirror of it."""
     before = time.time() - older_s
     if view.mirror is None:
-        return [*removals(view.folder, older_s=older_s, top=top), *left_temporary(before)]
+        return [*rules.removals(view.folder, older_s=older_s, top=top), *rules.left_temporary(before)]
     return [
-        *left_temporary(before),
+        *rules.left_temporary(before),
         *bucket_removals(view, older_s=older_s, top=top),
-        *scratch(view.storage, before),
-        *left_drafts(view.folder, before),
+        *rules.scratch(view.storage, before),
+        *rules.left_drafts(view.folder, before),
         *_cut_off(view, before),
         *mirror_removals(view.mirror, older_s=older_s),
     ]
@@ -173,7 +160,7 @@ def clean(view: StorageView, *, older_s: float) -> tuple[int, int]:
 IN_USE, GONE = "in use by now", "gone meanwhile"  # why a file stays though nothing failed
 
 
-def remove_or_say_why(removal: Removal) -> str:
+def remove_or_say_why(removal: rules.Removal) -> str:
     """Removes the file or folder. Returns why it is still there; empty if it went."""
     try:
         return "" if removal.carry_out() else IN_USE

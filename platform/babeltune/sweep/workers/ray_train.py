@@ -20,19 +20,7 @@ import ray
 import ray.train
 from ray.train.backend import Backend, BackendConfig
 
-from babeltune.sweep.ray_internals import (
-    ControllerMetricsCallback,
-    DataParallelTrainer,
-    DatasetsCallback,
-    FixedScalingPolicy,
-    NoopDecision,
-    PlacementGroupCleanerCallback,
-    ResizeDecision,
-    TrainController,
-    WorkerMetricsCallback,
-    WorkingDirectorySetupCallback,
-    replace_report_barrier,
-)
+from babeltune.sweep import ray_internals
 from babeltune.sweep.workers.nodes import beside, is_dead, places_of, room_for
 from babeltune.sweep.workers.pool_settings import PoolSettings
 
@@ -47,11 +35,11 @@ ENVIRONMENT = {
 """Environment of the controller of a Ray Train run. A worker that does not answer for two minutes counts as stalled,
 and all ranks are restarted."""
 LEFT_OUT = (
-    DatasetsCallback,
-    PlacementGroupCleanerCallback,
-    WorkingDirectorySetupCallback,
-    ControllerMetricsCallback,
-    WorkerMetricsCallback,
+    ray_internals.DatasetsCallback,
+    ray_internals.PlacementGroupCleanerCallback,
+    ray_internals.WorkingDirectorySetupCallback,
+    ray_internals.ControllerMetricsCallback,
+    ray_internals.WorkerMetricsCallback,
 )
 """Callbacks of Ray Train that a worker group does not need. Ray Data and the preemption watcher cost every group a
 process each, and relative paths keep their meaning in the workers."""
@@ -73,7 +61,7 @@ class WorkerSettings(TypedDict):
     isolation: Isolation  # `process`: a new process for every trial
 
 
-class WorkerGroupTrainer(DataParallelTrainer):  # type: ignore[misc]
+class WorkerGroupTrainer(ray_internals.DataParallelTrainer):  # type: ignore[misc]
     """A Ray Train run whose `fit` starts the controller and does not wait for its end."""
 
     controller: ray.actor.ActorHandle
@@ -128,13 +116,13 @@ def _remote_controller() -> ray.actor.ActorClass:
     return ray.remote(num_cpus=0)(_Controller)
 
 
-class _Controller(TrainController):  # type: ignore[misc]
+class _Controller(ray_internals.TrainController):  # type: ignore[misc]
     """Ray Train's controller, with settings of its own. An actor with another environment would need a new process, and
     Ray keeps some that wait."""
 
     def __init__(self, environment: dict[str, str], **parts: object) -> None:
         os.environ.update(environment)
-        replace_report_barrier(_NoBarrier())
+        ray_internals.replace_report_barrier(_NoBarrier())
         super().__init__(**parts)
 
     async def lives(self) -> bool:
@@ -152,11 +140,11 @@ class _NoBarrier:
         return "no actor"
 
 
-class _Fixed(FixedScalingPolicy):  # type: ignore[misc]
+class _Fixed(ray_internals.FixedScalingPolicy):  # type: ignore[misc]
     """Requests no resources: the placement group does, or `autoscaling.py`. Ray's coordinator of such requests is one
     more process, for which the first worker group of a cluster would wait."""
 
-    def make_decision_for_non_running_worker_group(self) -> NoopDecision | ResizeDecision:
+    def make_decision_for_non_running_worker_group(self) -> ray_internals.NoopDecision | ray_internals.ResizeDecision:
         end_if_taken_for_lost()
         return super().make_decision_for_non_running_worker_group()
 
@@ -182,7 +170,7 @@ class _Elastic(_Fixed):
         self._least = least
         self._since: float | None = None
 
-    def make_decision_for_non_running_worker_group(self) -> NoopDecision | ResizeDecision:
+    def make_decision_for_non_running_worker_group(self) -> ray_internals.NoopDecision | ray_internals.ResizeDecision:
         decision = super().make_decision_for_non_running_worker_group()
         self._since = self._since or time.monotonic()
         actor = bytes.fromhex(ray.get_runtime_context().get_actor_id())
@@ -191,7 +179,7 @@ class _Elastic(_Fixed):
         waits = time.monotonic() - self._since < FULL_SIZE_TIMEOUT_S
         if room < (decision.num_workers if waits else self._least):
             time.sleep(POLL_INTERVAL_S)  # the controller asks again at once
-            return NoopDecision()
+            return ray_internals.NoopDecision()
         self._since = None
         return dataclasses.replace(decision, num_workers=min(decision.num_workers, room))
 
