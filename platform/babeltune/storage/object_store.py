@@ -71,20 +71,14 @@ class ObjectStore:
     def entries(self, prefix: str = "") -> dict[str, Entry]:
         """The objects below a key; `ObjectStoreError` for one whose name would leave its folder."""
         place = self._place(prefix) if prefix else self._root
-        try:
-            listing = self._tried("listed", lambda: self._fs.find(place, detail=True))
-        except FileNotFoundError:
-            return {}
+        listing: dict[str, Any] = self._found("listed", lambda: self._fs.find(place, detail=True)) or {}
         names = {name[len(self._root) + 1 :]: info for name, info in listing.items() if not name.endswith("/")}
         return {inside(name): _entry(info) for name, info in names.items()}
 
     def folders(self, prefix: str) -> list[str]:
         """The names of the folders right below a key."""
         place = self._place(prefix)
-        try:
-            listing = self._tried("listed", lambda: self._fs.ls(place, detail=True))
-        except FileNotFoundError:
-            return []
+        listing: list[dict[str, Any]] = self._found("listed", lambda: self._fs.ls(place, detail=True)) or []
         return sorted(
             inside(each["name"].rstrip("/")[len(place) + 1 :]) for each in listing if each["type"] == "directory"
         )
@@ -92,10 +86,7 @@ class ObjectStore:
     def entry(self, key: str) -> Entry | None:
         """Size, version and time of the object, or None if it does not exist."""
         place = self._place(key)
-        try:
-            return self._tried(f"asked for {key}", lambda: _info(self._fs, place))
-        except FileNotFoundError:
-            return None
+        return self._found(f"asked for {key}", lambda: _info(self._fs, place))
 
     def now(self) -> float | None:
         """The time by the store's own clock, which dates its objects."""
@@ -111,10 +102,7 @@ class ObjectStore:
         """The object, from this byte on; None if there is none."""
         place = self._place(key)
         whole = {"max_concurrency": 1} if self._protocol in S3 else {}  # s3fs else asks for the size before
-        try:
-            data: bytes = self._tried(f"read at {key}", lambda: self._fs.cat_file(place, start=start, **whole))
-        except FileNotFoundError:
-            return None
+        data: bytes | None = self._found(f"read at {key}", lambda: self._fs.cat_file(place, start=start, **whole))
         return data
 
     def download(self, key: str, path: Path) -> None:
@@ -130,10 +118,7 @@ class ObjectStore:
             with self._fs.open(place, "rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
 
-        try:
-            return self._tried(f"read at {key}", read)
-        except FileNotFoundError:
-            return None
+        return self._found(f"read at {key}", read)
 
     def write(self, key: str, data: bytes) -> None:
         place = self._place(key)
@@ -224,16 +209,12 @@ class ObjectStore:
     def remove(self, key: str) -> None:
         """Nothing happens if there is no such object."""
         place = self._place(key)
-        with contextlib.suppress(FileNotFoundError):
-            self._tried(f"changed at {key}", lambda: self._fs.rm_file(place))
+        self._found(f"changed at {key}", lambda: self._fs.rm_file(place))
 
     def remove_if(self, key: str, expected: str) -> bool:
         """Removes the object if it still has the expected version, as `write_if` writes it; whether it did."""
         place = self._place(key)
-        try:
-            return self._tried(f"changed at {key}", lambda: self._removed(place, expected))
-        except FileNotFoundError:
-            return False
+        return bool(self._found(f"changed at {key}", lambda: self._removed(place, expected)))
 
     def _removed(self, place: str, expected: str) -> bool:
         if not self.compares or self._protocol not in (*S3, *GCS):
@@ -248,8 +229,6 @@ class ObjectStore:
                 self._fs.call_s3("delete_object", Bucket=bucket, Key=name, IfMatch=expected)
             else:
                 self._fs.call("DELETE", "b/{}/o/{}", bucket, name, ifGenerationMatch=expected)
-        except FileExistsError:  # gcsfs's name for an object of another generation
-            return False
         except OSError as error:
             if _is_changed(error):
                 return False
@@ -258,6 +237,12 @@ class ObjectStore:
 
     def _place(self, key: str) -> str:
         return f"{self._root}/{inside(key)}"
+
+    def _found(self, action: str, request: Callable[[], Result]) -> Result | None:
+        """The request's result; None if there is no such object."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._tried(action, request)
+        return None
 
     def _tried(self, action: str, request: Callable[[], Result]) -> Result:
         """The request's result. A failure that is no refusal is tried again until `timeout` ends."""
@@ -292,9 +277,9 @@ def _a_bucket(uri: str) -> Iterator[None]:
 
 
 def _is_changed(error: OSError) -> bool:
-    """Whether S3 says that an object is not the one that was expected."""
+    """Whether an object is not the one that was expected, in the words of S3 or of gcsfs."""
     answer = getattr(error.__cause__, "response", None) or {}
-    return answer.get("Error", {}).get("Code") in CHANGED
+    return isinstance(error, FileExistsError) or answer.get("Error", {}).get("Code") in CHANGED
 
 
 def _next_step(error: Exception) -> str:
