@@ -104,9 +104,8 @@ class Mirror(Packages):
 
     def pull(self, entries: Mapping[str, Entry]) -> None:
         """Downloads these objects if the folder has an older version, and none of its own."""
-        together(
-            lambda key: self._pull(key, entries[key]), [key for key in entries if self._stale(key, entries[key].tag)]
-        )
+        stale = [key for key, entry in entries.items() if self._stale(key, entry.tag)]
+        together(lambda key: self._pull(key, entries[key]), stale)
 
     def _stale(self, key: str, tag: str) -> bool:
         path, record = self.path(key), self._record_of(key)

@@ -41,20 +41,17 @@ def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str,
     `DamagedError` if these are lost."""
     place, prepared = folder.trial(number), folder.data_of(number)
     if prepared == folder.prepared:
-        trial = with_speed(folder, make_trial(folder.with_rates(sweep), number, params))
-        trial = with_temperatures(folder, trial)
+        trial = with_temperatures(folder, with_speed(folder, make_trial(folder.with_rates(sweep), number, params)))
         with folder.guard():
             make_folders(place)
             write_json(place / "trial.json", trial)
     else:
         if words := damage(prepared):
             raise DamagedError(words)
-        recorded = read_of_trial(place, "trial.json")
-        trial = (
-            make_trial(folder.with_rates(folder.sweep_of(number)), number, params)
-            if recorded is None
-            else trial_from(recorded)
-        )
+        if (recorded := read_of_trial(place, "trial.json")) is not None:
+            trial = trial_from(recorded)
+        else:
+            trial = make_trial(folder.with_rates(folder.sweep_of(number)), number, params)
     return TrialAssignment(
         folder=str(place),
         trial=plain(trial),

@@ -58,22 +58,23 @@ def score_baselines(
     scores, models, speeds = recorded.get("scores", {}), recorded.get("models", {}), recorded.get("speeds", {})
     digests = {row: _digest(name, models.get(row)) for name in sweep.baselines for row in (baseline_row(name),)}
     missing = {row: name for name in sweep.baselines if models.get(row := baseline_row(name)) != digests[row]}
-    counting, place = ray.remote(with_progress), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
+    remote = ray.remote(with_progress).options(num_cpus=1, num_gpus=gpus).remote
+
+    def result(stage: str, total: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        progress(stage, 0, total)
+        task = remote(where, f"sweeps/{folder.id}/{folder.prepared.name}", function, *arguments, prepared)
+        value = follow(task, partial(progress, stage))
+        progress(stage, total, total)
+        return value
+
     sentences = len({text for task in prepared.tasks for text in task.texts_of("student")})
     trial_of = shapes(sweep) if prepared.tasks else {}
     if new := {shape: trial for shape, trial in trial_of.items() if shape not in speeds}:
-        tell = partial(progress, "measuring the speed of students")
-        tell(0, len(new))
-        requests = counting.options(num_cpus=1, num_gpus=gpus).remote(*place, shape_speeds, new, prepared)
-        speeds |= follow(requests, tell)
+        speeds |= result("measuring the speed of students", len(new), shape_speeds, new)
         folder.write("baselines.json", {**recorded, "data": prepared.digest, "speeds": speeds})
     if not scores:
-        tell = partial(progress, "scoring the untrained student and the teacher")
-        tell(0, sentences)
         trial = with_speed(folder, make_trial(sweep, 0, default_params(sweep)))
-        requests = counting.options(num_cpus=1, num_gpus=gpus).remote(*place, own_scores, trial, prepared)
-        scores = follow(requests, tell)
-        tell(sentences, sentences)
+        scores = result("scoring the untrained student and the teacher", sentences, own_scores, trial)
     elif not missing and scores.keys() <= {*OWN, *digests}:
         return
     bought = {row: digest for row, digest in models.items() if row in digests and row not in missing}
@@ -81,15 +82,11 @@ def score_baselines(
     facts = {"data": prepared.digest, "speeds": speeds, "scores": scores, "models": bought}
     folder.write("baselines.json", facts)
     for row, name in missing.items():
-        requests = counting.options(num_cpus=1, num_gpus=gpus).remote(*place, bought_scores, name, prepared)
-        tell = partial(progress, f"scoring {row}")
-        tell(0, sentences)
         try:
-            scores[row] = follow(requests, tell)
+            scores[row] = result(f"scoring {row}", sentences, bought_scores, name)
         except TeacherError as error:  # the trials need none of them
             folder.note(f"not scored: {error}")
             continue
-        tell(sentences, sentences)
         bought[row] = digests[row]
         folder.write("baselines.json", facts)
 

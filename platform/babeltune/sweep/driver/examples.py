@@ -76,7 +76,8 @@ def examples_at_the_end(folder: SweepFolder, where: StorageLocation | None) -> I
     begun: list[Any] = []
 
     def begin() -> None:
-        begun.append(_or_why_not(partial(_begin, folder, where)))
+        task = ray.remote(with_prepared).options(num_cpus=0, max_retries=0).remote
+        begun.append(_or_why_not(partial(_call_for_winner, folder, where, task)))
 
     yield begin
     for each in begun:
@@ -93,7 +94,7 @@ def make_missing_examples(
     if not recorded.missing or is_driven(folder):
         return
     note(f"making the examples of translations, which this sweep lacks ({recorded.missing})")
-    examples = _or_why_not(lambda: _call_for_winner(folder, where, with_prepared))
+    examples = _or_why_not(partial(_call_for_winner, folder, where, with_prepared))
     if examples != recorded:
         folder.write(EXAMPLES, examples)
 
@@ -108,11 +109,6 @@ def _or_why_not(make: Callable[[], Any]) -> Any:
         return Examples(
             missing=words if isinstance(cause, DataError | SweepError) else f"{type(cause).__name__}: {words}"
         )
-
-
-def _begin(folder: SweepFolder, where: StorageLocation | None) -> Any:
-    """The Ray task that makes the examples of the winner."""
-    return _call_for_winner(folder, where, ray.remote(with_prepared).options(num_cpus=0, max_retries=0).remote)
 
 
 def _call_for_winner(folder: SweepFolder, where: StorageLocation | None, call: Callable[..., Any]) -> Any:

@@ -141,6 +141,8 @@ class LocalActors:
     die. The messages of all trials come by one long poll at the dispatcher, so a thousand trials cost one waiting call.
     """
 
+    num_pending_actors = 0
+
     def __init__(self, dispatcher: DispatcherClient) -> None:
         self._dispatcher = dispatcher
         self._followers: dict[TrackedActor, Follower] = {}
@@ -231,10 +233,6 @@ class LocalActors:
     @property
     def num_total_actors(self) -> int:
         return len(self._followers) + len(self._events)
-
-    @property
-    def num_pending_actors(self) -> int:
-        return 0
 
     @property
     def num_actor_tasks(self) -> int:

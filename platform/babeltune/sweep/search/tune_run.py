@@ -251,7 +251,7 @@ def search(
     ended = proposals.trials(*ENDED)
     if not stop.stops() and not log_of(folder).waits(trials):
         with stop.guard():
-            searcher.judge(last=True)
+            records.judge(last=True)
     return len(ended) >= trials
 
 

@@ -168,11 +168,10 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         """Nothing: Tune pickles its searcher now and then, and babeltune never reads a pickle."""
         return {}
 
-    def save(self, checkpoint_path: str) -> None:
+    def save(self, *_: object, **__: object) -> None:
         """Keeps nothing: the ledger is the truth."""
 
-    def save_to_dir(self, checkpoint_dir: str, session_str: str = "default") -> None:
-        """Keeps nothing: the ledger is the truth."""
+    save_to_dir = save
 
     def restore(self, checkpoint_path: str) -> None:
         """Refuses: a sweep resumes from its ledger."""
@@ -301,10 +300,6 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
     def leave(self) -> None:
         """Tells the trials that run to stop."""
         self._pool.dispatcher.stop_all(list(self._numbers))
-
-    def judge(self, *, last: bool = False) -> None:
-        """Raises `SweepError` if too many trials failed. `last` says that no trial is to come."""
-        self._records.judge(last=last)
 
 
 def too_many_failed(ended: Collection[FrozenTrial], share: float) -> str:

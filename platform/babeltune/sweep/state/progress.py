@@ -130,12 +130,6 @@ def standing(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     return [replace(row, state="stopped", loss=None, stage=None) if row.state == "running" else row for row in rows]
 
 
-def _plugins(folder: SweepFolder) -> list[str]:
-    """The distributions besides babeltune whose methods the sweep began with."""
-    code = (folder.read("facts.json") or {}).get("code", {})
-    return sorted(code.keys() - {babeltune.__name__})
-
-
 @dataclass(frozen=True, kw_only=True)
 class SweepFacts:
     """A sweep without its trials."""
@@ -174,7 +168,7 @@ def state_of(folder: SweepFolder) -> str:
 
 def sweep_facts(folder: SweepFolder) -> SweepFacts:
     """The same without its trials."""
-    driven = is_driven(folder)
+    driven, code = is_driven(folder), (folder.read("facts.json") or {}).get("code", {})
     return SweepFacts(
         sweep=folder.id,
         state=state_of(folder),
@@ -182,7 +176,7 @@ def sweep_facts(folder: SweepFolder) -> SweepFacts:
         folder=str(folder.path),
         driver=folder.read("driver.json") if driven else None,
         stage=read_stage(folder) if driven else None,
-        plugins=_plugins(folder),
+        plugins=sorted(code.keys() - {babeltune.__name__}),
         accepted_changes=folder.accepted(),
         labels=log_of(folder.path).labels,
     )

@@ -81,11 +81,8 @@ class TrialPage:
 
 def trial_page(folder: SweepFolder, number: int) -> TrialPage:
     """The page of trial `number`. Raises `DamagedError` for a trial whose settings are lost."""
-    place, objective, logged = (
-        folder.trial(number),
-        folder.sweep().objectives[0],
-        log_of(folder.path).trials.get(number),
-    )
+    place, objective = folder.trial(number), folder.sweep().objectives[0]
+    logged = log_of(folder.path).trials.get(number)
     row = next((row for row in standing(folder) if row.name == place.name), Row(name=place.name, state="waiting"))
     if row.state == "damaged":
         raise DamagedError(row.warning)

@@ -7,7 +7,7 @@ names, or the sender of a Ray job names: that one's word is all there is."""
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -93,13 +93,13 @@ def left_of(view: StorageView) -> list[Left]:
     # the deletion of these was cut short
     existing_sweeps = {(f"{DELETED}/{folder.id}.json", _began(folder)) for folder in folders}
     deleted = [(key, *entry) for key in view.storage.entries(DELETED) for entry in _read(view, key).items()]
-    hours_of_deleted = [hours for key, began, hours in deleted if (key, began) not in existing_sweeps]
-    total = _sum([*hours_of_deleted, *(hours_of(folder, now) for folder in folders)])
+    every = [hours for key, began, hours in deleted if (key, began) not in existing_sweeps]
+    every += [hours_of(folder, now) for folder in folders]
     return [
         Left(
             key=key,
             limit=limit,
-            used=total.get((user, f"{month:%Y-%m}", key), 0.0),
+            used=sum(hours.get((user, f"{month:%Y-%m}", key), 0.0) for hours in every),
             user=user,
             by_system=by_system,
             month=f"{month:%B %Y}",
@@ -135,14 +135,6 @@ def _began(folder: SweepFolder) -> str:
     with suppress(OSError, ValueError), (folder.path / LEDGER).open("rb") as ledger:
         return str(EVENT.validate_json(ledger.readline()).get("time_ms", ""))
     return ""
-
-
-def _sum(several: Iterable[Hours]) -> Hours:
-    total = defaultdict[tuple[str, str, str], float](float)
-    for hours in several:
-        for name, value in hours.items():
-            total[name] += value
-    return total
 
 
 def _read(view: StorageView, key: str) -> dict[str, Hours]:
