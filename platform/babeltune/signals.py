@@ -209,6 +209,6 @@ def answered(question: Callable[[], Answer], seconds: float, late: Exception) ->
             answer.set_exception(error)
 
     threading.Thread(target=ask, daemon=True).start()
-    if not wait([answer], seconds).done:
+    if not wait([answer], timeout=seconds).done:
         raise late
-    return answer.result()
+    return answer.result(timeout=0)

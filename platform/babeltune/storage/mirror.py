@@ -57,13 +57,12 @@ class Mirror(Packages):
         return True
 
     def _write_fenced(self, key: str, data: bytes, version: str | None, fence: Fence) -> Entry:
-        """Writes a record if it is still the known version. While the fence holds, it replaces any other version: an
-        earlier holder of the lease wrote it, or a request of this process whose answer was lost."""
+        """Writes a record if it is still the known version, or, while the fence holds, in place of any other one."""
         fence.before_write()
         stamp = fence.stamp(key)
         content = data + (stamp.line() if stamp else b"")
         entry = self.store.write_if(key, content, version) if version else None
-        while entry is None:
+        while entry is None:  # an earlier holder of the lease wrote it, or a request of ours whose answer was lost
             there_now = self.store.entry(key)  # before the lease is read: who takes it then changes the record
             if there_now is None and stamp is not None:  # who takes the lease after the check then sees the record
                 self.store.write_if(key, stamp.line(), None)
@@ -81,8 +80,7 @@ class Mirror(Packages):
         return entry.tag
 
     def extend(self, key: str) -> bytes | None:
-        """Downloads what a record has gained that only grows, and gives that. None if it is another one than it was, so
-        that all of it was downloaded."""
+        """Downloads and returns what a record that grows has gained. None if it was replaced, and downloaded whole."""
         entry, path = self.store.entry(key), self.path(key)
         if entry is None or not self._stale(key, entry.tag):
             return b""

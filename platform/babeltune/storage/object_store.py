@@ -57,8 +57,7 @@ class Entry:
 class ObjectStore:
     """The objects below a URI, by keys relative to it.
 
-    Each request is repeated for `timeout` seconds; then, or at once if it is refused, `ObjectStoreError` says why.
-    """
+    Each request is repeated for `timeout` seconds; then, or at once if it is refused, `ObjectStoreError` says why."""
 
     def __init__(self, uri: str, timeout: float = STORAGE_TIMEOUT_S) -> None:
         """Raises `ClusterError` for a protocol that is unknown or not installed; asks the store nothing."""
@@ -140,7 +139,7 @@ class ObjectStore:
         if self._protocol in S3:
             return self._swapped_on_s3(place, data, expected)
         if self._protocol in GCS:
-            return self._swapped_on_gcs(place, data, expected)
+            return _swapped_on_gcs(self._fs, place, data, expected)
         with locked(Path(place)):
             return self._compared_and_written(place, data, expected)
 
@@ -157,24 +156,6 @@ class ObjectStore:
                 return None
             raise
         return _entry({"ETag": answer["ETag"], "size": len(data), "mtime": time.time()})
-
-    def _swapped_on_gcs(self, place: str, data: bytes, expected: str | None) -> Entry | None:
-        bucket, name, _ = self._fs.split_path(place)
-        server = self._fs.base.partition("/storage/v1")[0]
-        try:
-            answer = self._fs.call(
-                "POST",
-                f"{server}/upload/storage/v1/b/{quote(bucket)}/o",
-                uploadType="media",
-                name=name,
-                ifGenerationMatch=expected or "0",
-                headers={"Content-Type": "application/octet-stream"},
-                data=data,
-                json_out=True,
-            )
-        except FileExistsError:  # gcsfs's name for an object of another generation
-            return None
-        return _entry({**answer, "mtime": time.time()})
 
     def _compared_and_written(self, place: str, data: bytes, expected: str | None) -> Entry | None:
         try:
@@ -274,6 +255,25 @@ def _a_bucket(uri: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise ObjectStoreError(f"the storage {uri} is not there ({_first_line(error)}); create it") from error
+
+
+def _swapped_on_gcs(system: Any, place: str, data: bytes, expected: str | None) -> Entry | None:
+    bucket, name, _ = system.split_path(place)
+    server = system.base.partition("/storage/v1")[0]
+    try:
+        answer = system.call(
+            "POST",
+            f"{server}/upload/storage/v1/b/{quote(bucket)}/o",
+            uploadType="media",
+            name=name,
+            ifGenerationMatch=expected or "0",
+            headers={"Content-Type": "application/octet-stream"},
+            data=data,
+            json_out=True,
+        )
+    except FileExistsError:  # gcsfs's name for an object of another generation
+        return None
+    return _entry({**answer, "mtime": time.time()})
 
 
 def _is_changed(error: OSError) -> bool:

@@ -189,9 +189,7 @@ class Packages:
         self.store.remove_if(manifest_at, entry.version)
 
     def _altered(self, folder: Path) -> bool:
-        """Whether a file is no more what it was when the folder got its manifest here.
-
-        If none has changed since, none is read."""
+        """Whether a file is no more what it was when the folder got its manifest here. Unchanged ones are not read."""
         try:
             manifest = json.loads(self._manifest_of(folder).read_bytes())
             files, versions = manifest["files"], manifest["versions"]

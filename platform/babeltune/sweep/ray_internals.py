@@ -95,8 +95,7 @@ def start(console: Callable[[list[str]], None], **options: object) -> None:
 
     Ray's handlers of SIGTERM stay out: while it starts, they would end the program without its last words. Its
     processes get groups of their own: a terminal that is closed, or `timeout`, signals the driver's whole group, and
-    the search could not save its trials without them. Moved: tests/sweep/workers/test_access.py names which fails.
-    """
+    the search could not save its trials without them. Moved: tests/sweep/workers/test_access.py names which fails."""
     ray._private.worker.print_to_stdstream = lambda data, **_: console(data["lines"])
     ray._private.utils.set_sigterm_handler = lambda _handler: None
     if sys.platform == "linux":  # elsewhere Ray ends them by the driver's group once that has died

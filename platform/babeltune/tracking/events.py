@@ -31,8 +31,7 @@ def start_trial(
 
 
 def metrics(number: Key | None, points: Sequence[Point], *, per_step: float = 1.0) -> Event:
-    """Adds points to a child run, or with None to the sweep's own run. `per_step` is what one optimizer step counts for
-    in the run's unit of steps."""
+    """Adds points to a child run, or to the sweep's own (None). `per_step` is an optimizer step in the run's unit."""
     values = [[p.step, p.time_ms, p.values] for p in points]
     return {"do": "metrics", "key": key_of(number), "points": values, "per_step": per_step}
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 def best_name(metric: str) -> str:
     """The metric of MLflow that has the best value so far of the sweep's first objective.
 
-    MLflow's page of charts has a section for each first part of a name, in alphabetical order, so that it comes first.
-    """
+    MLflow's page of charts has a section for each first part of a name, in alphabetical order: it comes first."""
     return f"best/{metric}"
 
 

@@ -62,8 +62,7 @@ def _warn_once(uri: str) -> None:
 
 
 def about_plain_http(uri: str) -> str:
-    """The next step if this machine's MLflow credentials would go over a network unencrypted; empty if they would
-    not."""
+    """The next step if this machine's MLflow credentials would go over a network unencrypted; else nothing."""
     from mlflow.utils.credentials import read_mlflow_creds
 
     address = urlsplit(uri)
@@ -226,8 +225,7 @@ def first_line(error: Exception) -> str:
 
 
 def why(error: Exception) -> str:
-    """The error's first line, or the system's, and the next step: for a refused login, a refused host name, or a
-    damaged file."""
+    """The error's first line and the next step: for a refused login, a refused host name, or a damaged file."""
     if any(words in str(error) for words in DAMAGED):
         return (
             f"{first_line(error)}; restore the file, or move it away: then `babeltune resume SWEEP` records all of the "

@@ -109,8 +109,8 @@ def checkpoint_model(uri: str, run_id: str) -> str | None:
 def card_of(folder: Path, origin: str = "") -> str | None:
     """The folder's model card without its header of YAML; None if there is none.
 
-    The `origin` stands before its first section. A card that is longer than MLflow takes loses whole sections, and
-    names them."""
+    The `origin` stands before its first section. A card that is too long for MLflow loses whole sections, and names
+    them."""
     card = folder / "README.md"
     if not card.is_file():
         return None

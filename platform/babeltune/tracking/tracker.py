@@ -110,8 +110,7 @@ class Tracker:
         return max(0, self._size() - self._seen)
 
     def flush(self, timeout: float) -> bool:
-        """Waits up to `timeout` seconds until all that the log has now is acknowledged, and tells how far it is; says
-        whether it was."""
+        """Whether all that the log has now is acknowledged within `timeout` seconds. Tells how far it is meanwhile."""
         end = time.monotonic() + timeout
         with self._changed:
             goal = self._flush_to = self._size()
@@ -182,8 +181,7 @@ class Tracker:
             return not self._closing
 
     def _next(self) -> _Batch | None:
-        """The batch that was not acknowledged, or the next one. None if no line is whole, or if a file that the next
-        one needs is still on its way."""
+        """The batch that waits or the next one; None if no line is whole, or a file that it needs is on its way."""
         if self._batch is not None:
             return self._batch
         if not self._cursor.fits(self._log):
@@ -258,8 +256,7 @@ class Tracker:
 
 
 def jittered(seconds: float) -> float:
-    """A wait of at least half of these seconds and at most all, so that drivers whose server failed do not all ask it
-    again at one moment."""
+    """A random half to all of these seconds: drivers whose server failed do not all ask it again at one moment."""
     return seconds * _chance.uniform(0.5, 1.0)
 
 

@@ -37,8 +37,8 @@ def with_temperatures(folder: SweepFolder, trial: Trial) -> Trial:
 def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, Scalar]) -> TrialAssignment:
     """The assignment of trial `number` to a worker group; written to the trial's folder, too.
 
-    One that has begun keeps the settings and the data that it began with, whatever was accepted since. Raises
-    `DamagedError` if these are lost."""
+    One that has begun keeps its settings and data, whatever was accepted since. Raises `DamagedError` if they are lost.
+    """
     place, prepared = folder.trial(number), folder.data_of(number)
     if prepared == folder.prepared:
         trial = with_temperatures(folder, with_speed(folder, make_trial(folder.with_rates(sweep), number, params)))

@@ -115,16 +115,14 @@ class SweepRun:
         )
 
     def _read(self, shards: RunShards | None) -> Corpus:
-        """The clean corpus, after what `plan` says of its text. The nodes share the work on many texts, if `shards`
-        runs them there."""
+        """The clean corpus, after what `plan` says of its text. With `shards` the nodes share the work."""
         corpus = read_corpus(self.sweep, self.folder.path.parents[1], self.report_progress, shards)
         for words in about_text(self.sweep, corpus):
             self.progress.note(f"warning: {words}")
         return corpus
 
     def _prepare(self, corpus: Corpus) -> tuple[Prepared, Cluster]:
-        """The stores and the baselines' scores, made on the cluster if they are not there yet; and the cluster with the
-        share of a GPU that a trial needs."""
+        """The stores, made if they are not there yet, and the cluster with the share of a GPU that a trial needs."""
         sweep, folder, where, poll = self.sweep, self.folder, self.driver_sync.where, self.stop.raise_if_stopped
         shards, report = self._shards(), self.report_progress
         prepared = prepare(sweep, folder.path.parents[1], corpus=corpus, run_shards=shards, progress=report)

@@ -50,8 +50,7 @@ def score_baselines(
 ) -> None:
     """Scores the untrained student of the default configuration, the raw teacher and the sweep's `baselines`, once, and
     measures the speed of every shape of students while no trial trains. A baseline whose files have changed is scored
-    again; `where` the storage is, if it is behind a URI. `follow` gives the result of a task, and tells how far it is,
-    as `followed` does."""
+    again. `where` is the storage behind a URI. `follow` gives a task's result and tells its progress, as `followed`."""
     recorded = folder.read("baselines.json") or {}
     if recorded.get("data") != prepared.digest:
         recorded = {}

@@ -192,8 +192,7 @@ def aligned_rows(
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Languages, and [rows, languages] text ids of sentences that are translations of one another.
 
-    Languages are added one by one, those of the `weakest` pairs first, while enough rows have all of them. Rows are
-    taken evenly over the dev set."""
+    Languages are added one by one, those of the `weakest` pairs first, while enough rows have all of them."""
     of_text = prepared.text_languages()
     translations: dict[int, dict[str, int]] = {}
     for task in _set_of(prepared, dev_set):

@@ -59,8 +59,7 @@ def _fitted_trials(sweep: Sweep) -> Iterator[tuple[Trial, TrialContext]]:
 
 
 def measure_rates(sweep: Sweep, folder: SweepFolder, cluster: Cluster, poll: Callable[[], None]) -> None:
-    """Leaves the rates in `rates.json` if the sweep needs them and its file does not say. A worker measures them while
-    no trial trains."""
+    """Has a worker measure the rates, while no trial trains, if the sweep needs them and its file does not say."""
     if sweep.budget.unit == "pairs" or sweep.training.rates is not None or folder.read(RATES) is not None:
         return
     task = ray.remote(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus)(worker_rates)

@@ -300,8 +300,8 @@ class MlflowReader:
 
 
 def _scores(line: LedgerLine, report: Report | None) -> dict[str, float]:
-    """The metrics of a report without the means of its points, which the log has, too. A worker's machine is measured
-    after the trial's folder has the report, so that the log alone has that."""
+    """The metrics of a report without the means of its points, which the log has, too."""
+    # The log alone has the load of the worker's machine: it is measured after the trial's folder has the report.
     if report is None:
         return {name: value for name, value in line["metrics"].items() if not name.startswith("train/")}
     means = {name for point in report.points for name in point.values} - report.metrics.keys()

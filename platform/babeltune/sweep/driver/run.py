@@ -169,8 +169,7 @@ def _ending(folder: SweepFolder) -> str:
 
 
 def _clean(cluster: Cluster, folder: SweepFolder) -> None:
-    """The cleaning of the cluster file's `clean_after_days`. This sweep is still held, so its own turn is a later
-    one."""
+    """Cleans as `clean_after_days` of the cluster file says. This sweep is still held, so its turn is a later one."""
     if cluster.clean_after_days is None:
         return
     with contextlib.suppress(OSError, SweepError, ObjectStoreError):

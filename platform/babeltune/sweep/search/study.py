@@ -49,8 +49,7 @@ def sampler_for(sweep: Sweep, number: int, trials: FewTrials | None = None) -> o
 
 
 def given_points(sweep: Sweep) -> list[dict[str, Scalar]]:
-    """The points that are proposed before the sampler is asked: the grid's points, or the sweep's own and then its
-    portfolio's."""
+    """The points that come before the sampler's: the grid's, or the sweep's own and then its portfolio's."""
     if sweep.sampler.kind == "grid":
         return grid(sweep.parameters)
     return [*map(dict, sweep.sampler.points), *portfolio_points(sweep)]
@@ -117,8 +116,7 @@ class Proposals:
         return {t.number - self._offset: t for t in trials if WARM not in t.user_attrs}
 
     def ask(self, recorded: dict[str, Scalar] | None = None) -> tuple[int, dict[str, Scalar]]:
-        """The next trial's number and parameters: given points (or the grid's) first, then the sampler; or those that
-        were recorded for it."""
+        """The next trial's number and parameters: those recorded for it, or given points first, then the sampler's."""
         is_first = self.begun < len(self._points)
         if recorded is not None:
             self.study.enqueue_trial(recorded)

@@ -86,8 +86,7 @@ class MethodTrial(tune.Trainable):  # type: ignore[misc]
     """A trial that a worker group trains, as Tune knows it by its method's name.
 
     In a sweep `LocalActors` follows all trials, and no object of this class is made. Elsewhere, as for
-    `Tuner("<method>", param_space={"sweep": …})`, an object has a worker group of its own, and follows its one trial.
-    """
+    `Tuner("<method>", param_space={"sweep": …})`, an object has a worker group of its own, and follows one trial."""
 
     method = ""
 
@@ -138,8 +137,7 @@ class LocalActors:
     """Stands in for Tune's actor manager (Ray 2.60) with followers in this process instead of actors.
 
     It has the methods that Tune's controller calls. A trial's "actor" is there at once, needs no resources, and cannot
-    die. The messages of all trials come by one long poll at the dispatcher, so a thousand trials cost one waiting call.
-    """
+    die. The messages of all trials come by one long poll at the dispatcher: a thousand trials cost one waiting call."""
 
     num_pending_actors = 0
 

@@ -123,10 +123,7 @@ class _Forget(tune.Callback):  # type: ignore[misc]
 
 
 class _FollowsLocally:
-    """Of a scheduler: trials are followed in this process (`trial_proxy.py`).
-
-    Tune tells its scheduler of the first trial before it starts an actor for it, so that is the time to put
-    `LocalActors` in the place of its actor manager."""
+    """Of a scheduler: trials are followed in this process (`trial_proxy.py`)."""
 
     def __init__(self, dispatcher: DispatcherClient | None, **settings: str | int | float) -> None:
         super().__init__(**settings)
@@ -136,7 +133,7 @@ class _FollowsLocally:
         return {**self.__dict__, "_dispatcher": None}
 
     def on_trial_add(self, controller: object, trial: _TuneTrial) -> None:
-        """Called for every new trial."""
+        """Called for every new trial, before Tune starts an actor for it: then `LocalActors` can take their place."""
         if controller is not None and self._dispatcher is not None:
             replace_actor_manager(controller, LocalActors, partial(LocalActors, self._dispatcher))
         super().on_trial_add(controller, trial)  # type: ignore[misc]
@@ -201,8 +198,7 @@ def scheduler_for(sweep: Sweep, dispatcher: DispatcherClient | None = None) -> T
 
 
 def prime(scheduler: TrialScheduler, lines: Iterable[LedgerLine]) -> set[int]:
-    """Shows the scheduler the ledger's reports in their order, as if they were made now; returns the trials that it
-    stops at their last one."""
+    """Shows the scheduler the ledger's reports in their order; returns the trials that it stops at their last one."""
     stopped: set[int] = set()
     for line in lines:
         trial = _Numbered(str(line["number"]))

@@ -68,8 +68,7 @@ class TrialRecords:
         self.callbacks.on_event(kind, number, event)
 
     def record(self, number: int, result: Result) -> None:
-        """Records a report, once, and before it those that only the trial's folder has: a ledger may have lost its
-        end."""
+        """Records a report, once, after those that only the trial's folder has: a ledger may have lost its end."""
         report, earlier = result.get("report"), self.ledger.reports(number)
         if report is None:
             return
@@ -129,8 +128,7 @@ class TrialRecords:
         self.ledger.add_end(number, state.name, final, end, **progress)
 
     def judge(self, *, last: bool = False) -> None:
-        """Raises `SweepError` if too many of the trials failed that ended since the sweep last gave up. `last` says
-        that no trial is to come."""
+        """Raises `SweepError` if too many trials failed since the sweep last gave up. `last`: no trial is to come."""
         if not (last or self.ledger.failed):  # to read all trials at each end takes long with many
             return
         everyone, before = self.proposals.trials(*ENDED), self.ledger.given_up
@@ -148,12 +146,10 @@ class TrialRecords:
 
 
 class OptunaSearcher(Searcher):  # type: ignore[misc]
-    """Tune's searcher: proposes while a worker group is free, and keeps study, ledger and listeners true to what
-    happened."""
+    """Tune's searcher: proposes while a worker group is free, and records what happens to trials."""
 
     def __init__(self, records: TrialRecords, trials: int, judged: Collection[int] = ()) -> None:
-        """Runs until the study holds `trials`. `judged` are the running trials that the scheduler stopped at their last
-        report, which nobody recorded."""
+        """Runs until the study holds `trials`. The scheduler stopped those `judged`, which nobody recorded."""
         super().__init__()
         self._records, self._budget = records, trials
         self._proposals, self._ledger, self._pool = records.proposals, records.ledger, records.pool
@@ -184,8 +180,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         return True
 
     def suggest(self, trial_id: str) -> Proposal | str | None:
-        """The next trial's configuration for Tune, None while no worker group is free, FINISHED when nothing is
-        left."""
+        """The next trial's configuration; None while no worker group is free, FINISHED when nothing is left."""
         try:
             while self._judged and not self._over():
                 number = self._judged.pop(0)
@@ -220,8 +215,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         return self.trouble is not None or self._stop.stops()
 
     def poll(self) -> bool:
-        """Sees to the worker groups, and to whether the search may go on, about once a second; True if it may
-        not."""
+        """Sees to the worker groups about once a second. Whether the search may not go on."""
         if self.trouble is None and time.monotonic() - self._polled > MEND_INTERVAL_S:
             self._polled = time.monotonic()
             try:
@@ -262,8 +256,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         return {"trial": trial_id, "number": number}
 
     def _params_again(self, number: int) -> dict[str, Scalar]:
-        """The settings of a trial that goes on. One that has not begun gets what the search has gained since, and the
-        ledger gets it too, so that it is drawn once."""
+        """The settings of a trial that goes on. One that has not begun gets, once, what the search has gained since."""
         folder, recorded = SweepFolder(self._records.folder), self._ledger.params(number)
         if folder.data_of(number) != folder.prepared:
             return recorded

@@ -49,8 +49,7 @@ def warm_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTria
 
 
 def kept_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTrial] | None:
-    """The trials that the sweep in `folder` has taken over; None if there are none, or they are damaged or of another
-    space."""
+    """The trials that the sweep in `folder` has taken over; None if none fit, or their file is damaged."""
     of = {"from": sweep.sampler.warm_start, **_comparability(sweep)}
     try:
         recorded = json.loads((folder / TAKEN_OVER_FILE).read_bytes())

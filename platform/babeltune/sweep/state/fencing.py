@@ -96,8 +96,7 @@ class LeaseRecord(Protocol):
     def read(self) -> tuple[Lease | None, Version]: ...
 
     def swap(self, lease: Lease, expected: Version, *, taken: bool = False) -> Version | None:
-        """Replaces the lease if it still has the expected version. Returns the new version, or None. `taken` says that
-        it is no renewal."""
+        """Replaces the lease if it has the expected version. The new version, or None. `taken`: it is no renewal."""
 
     def least_token(self) -> int:
         """A token that the sweep's other records have, in case the lease is lost or damaged."""
@@ -133,8 +132,7 @@ class HeldLease:
         return self._clock() - self._renewed > self.lease.expiry_s - MARGIN_S
 
     def renew(self, *, ended: bool = False) -> None:
-        """Says that this driver lives, or that it gives the lease back. Raises `OvertakenError` if another driver has
-        it."""
+        """Says that this driver lives, or gives the lease back. Raises `OvertakenError` if another driver has it."""
         with self._lock:
             self._refuse_if_lost()
             while True:
@@ -221,8 +219,8 @@ def acquire(
 ) -> HeldLease:
     """Takes the lease. Another driver's lease is watched for a whole expiry first, unless that one ended it.
 
-    `is_dead` says of a lease that its driver is known to be dead. Raises `DrivenError` if the other driver renews it,
-    or a third one takes it."""
+    `is_dead`: a lease's driver is known to be dead. Raises `DrivenError` if it is renewed, or a third driver takes it.
+    """
     clock = clock or Clock()
     lease, version = record.read()
     if lease is not None and not lease.ended and not is_dead(lease):

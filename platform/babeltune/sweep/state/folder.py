@@ -111,8 +111,7 @@ class SweepFolder:
         return scores
 
     def sweep(self, written_spec: Mapping[str, object] | None = None) -> Sweep:
-        """The spec, with changes that were accepted and are not written yet. `written_spec` is `sweep.json` if it is
-        read already."""
+        """The spec, with accepted changes that are not written yet. `written_spec` is `sweep.json`, if it is read."""
         written, accepting = self._written_sweep(written_spec), log_of(self.path).accepting
         if accepting is None or accepting["spec"] is None:
             return written

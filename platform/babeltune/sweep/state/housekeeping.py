@@ -169,8 +169,7 @@ def _unread_stores(storage: Storage, before: float) -> Iterator[Removal]:
 def stores_read(
     storage: Storage, sweeps: Iterable[str], stores: Collection[str], documents: Callable[[str], Iterable[str]]
 ) -> set[str]:
-    """The names of the stores that the sweeps read, directly or through another store. `documents` gives the texts of
-    a store's JSON files."""
+    """The stores that the sweeps read, directly or through another one. `documents` gives a store's JSON files."""
     read = set[str]()
     waiting = [text(storage, at) for sweep in sweeps for at in _prepared_of(storage, sweep)]
     while waiting:
@@ -220,8 +219,7 @@ def _of_sweep(
 
 
 def left_drafts(storage: Path, before: float) -> Iterator[Removal]:
-    """Drafts whose process is gone. A draft of another machine counts if it has not changed for a day, nor since
-    `before`."""
+    """Drafts whose process is gone; those of other machines that have not changed for a day, nor since `before`."""
     for draft in _drafts_in(storage):
         yield from _if_left(draft, before)
 

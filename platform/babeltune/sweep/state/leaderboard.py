@@ -73,8 +73,7 @@ class Row:
 
 
 def trial_row(path: Path, *objectives: Objective) -> Row:
-    """The leaderboard's line of the trial in this folder, with its best report by the objectives. Raises `DamagedError`
-    for a trial whose ledger is lost."""
+    """The row of the trial in this folder, with its best report. Raises `DamagedError` if its ledger is lost."""
     log = log_of(path.parents[1])
     trial = log.trials.get(trial_number(path.name))
     if trial is None or trial.params is None:
@@ -87,8 +86,7 @@ def _lost(folder: Path, name: str) -> str:
 
 
 def _row(folder: Path, trial: LoggedTrial, objectives: tuple[Objective, ...], condition: int = 1) -> Row:
-    """The row of a trial whose settings the ledger has. It is made once for each state of the ledger; that of a trial
-    that has not ended also says what its `progress.json` does at this moment."""
+    """The row of a trial whose settings the ledger has; until it ends, with what its `progress.json` says now."""
     row = logged_row(trial, objectives, condition)
     if trial.end is not None:
         return row
@@ -205,8 +203,7 @@ def exact_front(values: FloatArray) -> list[FloatArray]:
 def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     """Trials and baselines, best first by the metric (the first objective when absent); unscored ones last.
 
-    A trial that the ledger does not have whole, and a damaged file that no other record makes up for, are rows that say
-    so."""
+    A trial that the ledger lacks in part, and a damaged file that no other record makes up for, are rows, too."""
     sweep = folder.sweep()
     objective = sweep.objectives[0]
     damaged = [
@@ -280,8 +277,7 @@ def front(
 def by_language(rows: Sequence[Row], metric: str) -> dict[str, dict[str, float]]:
     """Each row's scores by its name: `mean` is the metric, then one for each language pair (or language) of its set.
 
-    `dev/ntrex/accuracy` is the mean of `dev/ntrex/fra-eng/accuracy` and its like. A row without reports has no score.
-    """
+    `dev/ntrex/accuracy` is the mean of `dev/ntrex/fra-eng/accuracy` and its like. Without reports there is no score."""
     task, _, measure = metric.rpartition("/")
     parts = metric.count("/") + 2
     scores: dict[str, dict[str, float]] = {}

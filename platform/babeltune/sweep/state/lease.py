@@ -83,8 +83,7 @@ class FolderLease:
 
 
 def this_ray(address: str) -> str:
-    """Identity of the connected Ray cluster: its address, and its head's node. Clusters of containers may share an
-    address."""
+    """Identity of the connected Ray cluster: its address, which clusters of containers may share, and its head node."""
     heads = [node["NodeID"] for node in ray.nodes() if HEAD in node["Resources"]]
     return " ".join([address, *sorted(heads)])
 

@@ -44,8 +44,7 @@ def refit_of(folder: SweepFolder, *, top: int, length: str, seeds: int, one_star
     """The sweep that trains the best `top` settings of a sweep for this `length`, each with `seeds` seeds. With
     `one_start` all begin with the same weights.
 
-    Raises `SpecError` for a length that is none or below the sweep's own, and `SweepError` if nothing has finished.
-    """
+    Raises `SpecError` for a length that is none or below the sweep's own, and `SweepError` if nothing has finished."""
     sweep = folder.sweep()
     rows = best_settings(folder, top)
     numbers = tuple(sweep.seed + number for number in range(seeds))
@@ -110,8 +109,7 @@ class Gain:
 
 
 def gains(earlier: SweepFolder, refit: SweepFolder) -> list[Gain]:
-    """The gain of each setting of the refit on the dev sets, the best first; settings without a finished trial are
-    left out."""
+    """The gain on the dev sets of each setting of the refit that has a finished trial, the best first."""
     sweep = refit.sweep()
     objective = sweep.objectives[0]
     sign = 1 if objective.goal == "maximize" else -1

@@ -65,9 +65,8 @@ def seed_groups(
 ) -> Comparison:
     """The trials of sweep `name` in groups that differ in what is not in `over`, and the baselines.
 
-    `metrics`, when none are given, are the objectives and every dev metric over all subsets; `sort`, which is the
-    first objective when absent, stands first. Raises `UnknownNameError` for a parameter that is not searched and for a
-    metric that nobody has."""
+    `metrics`, when none are given, are the objectives and every dev metric over all subsets; `sort`, or else the first
+    objective, stands first. Raises `UnknownNameError` for a parameter that is not searched, or a metric nobody has."""
     metric_names = dict.fromkeys(
         metric for scores in [*(row.metrics for row in trials), *baselines.values()] for metric in scores
     )

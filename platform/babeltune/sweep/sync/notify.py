@@ -27,9 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def notify(cluster: Cluster, event: Event, subject: str, text: str) -> None:
-    """Tells all who want to know of this event. `subject` is a sweep's id, a trial or a model.
-
-    `text` is a sentence for people."""
+    """Tells all who want to know of this event of a `subject` (a sweep's id, a trial or a model) in a sentence."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     facts = {"event": event, "subject": subject, "text": text, "cluster": cluster.name, "time": now}
     for notice in cluster.notify:

@@ -109,9 +109,7 @@ def left_of(view: StorageView) -> list[Left]:
 
 
 def refuse_over_quota(cluster: Cluster, *, over_quota: bool) -> str:
-    """Words for the log about a limit that is gone over, which `over_quota` and the cluster file permit; else nothing.
-
-    Raises `QuotaError` if they do not."""
+    """Words for the log about a spent limit. Raises `QuotaError` unless `over_quota` and the cluster file permit it."""
     spent = [rest for rest in left_of(StorageView(cluster)) if rest.used >= rest.limit]
     if not spent:
         return ""

@@ -66,9 +66,8 @@ class Carrier:
         return StorePlace(self.where, store_of(folder).relative_to(self.where.folder).as_posix())
 
     def unpack(self, arguments: tuple[object, ...], files: Files) -> None:
-        """Puts what came back where the shard would have written it. A record comes after what it is about, as its
-        name begins with the other's."""
-        for name in sorted(files):
+        """Puts what came back where the shard would have written it."""
+        for name in sorted(files):  # A record's name begins with that of the file before it.
             (_folder(arguments) / Path(name).name).write_bytes(files[name])
 
 

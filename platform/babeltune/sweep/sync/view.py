@@ -241,8 +241,7 @@ class StorageView:
 
     @contextlib.contextmanager
     def openings(self) -> Iterator[None]:
-        """Brings `openings.jsonl` up to date with the bucket, then runs the body. What the body adds is sent to the
-        bucket, also after an error."""
+        """Brings `openings.jsonl` up to date, and sends what the body adds to the bucket, also after an error."""
         if self.mirror is not None:
             self._pull_openings(self.mirror)
         try:

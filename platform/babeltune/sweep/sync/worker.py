@@ -339,8 +339,7 @@ def _note_upload(folder: Path, begun: float, done: int, of: int) -> None:
 
 
 def _drop_older(mirror: Mirror, folder: Path, paths: list[Path], names: set[str], entries: Mapping[str, Entry]) -> None:
-    """Removes checkpoints from the bucket that this trial's reports have superseded, and none that a later driver has
-    sent. One that is merely not here stays: this node may have given up its copy. `entries` lists the checkpoints."""
+    """Removes checkpoints from the bucket, whose listing is `entries`, that this trial's reports have superseded."""
     prefix = f"{mirror.key(folder)}/checkpoints"
     last = max((path for path in paths if path.name.isdigit()), default=None)
     token = mirror.fence.token if mirror.fence is not None else 0

@@ -33,8 +33,7 @@ def listens(address: str) -> bool:
 
 @contextmanager
 def authenticated(token: str) -> Iterator[None]:
-    """Shows this token to every Ray that the body starts or connects to. Only this user can read the environment of
-    these processes."""
+    """Shows this token to every Ray that the body starts or connects to: in the environment, which is this user's."""
     before = {name: os.environ.get(name) for name in token_variables(token)}
     os.environ |= token_variables(token)
     read_token_again()
@@ -94,8 +93,7 @@ def open_to_all(cluster: str, address: str) -> str:
 
 
 def refuse_open(cluster: str, address: str, *, insecure: bool | None) -> None:
-    """Raises `ClusterError` for a cluster of this name that is open to all, unless `insecure`. None: whoever
-    asks cannot say that it is."""
+    """Raises `ClusterError` for a cluster that is open to all, unless `insecure`. None: the caller cannot say so."""
     if insecure:
         return
     anyway = "" if insecure is None else ", or pass --insecure to use it all the same"

@@ -28,8 +28,7 @@ def nodes_asked(
     node.
 
     It yields a function: call it now and then with the number of workers that have a node, and it asks for the rest.
-    Raises `ClusterError` if no worker group fits within `cluster.nodes_within`, and whatever `progress` raises
-    meanwhile."""
+    Raises `ClusterError` if no worker group fits within `cluster.nodes_within`, and whatever `progress` raises."""
     if not cluster.nodes_within:
         yield lambda _: None
         return
@@ -58,8 +57,7 @@ class _Asked:
         self._missing = workers  # the number of workers without a node at the last call
 
     def poll(self, *, last: bool) -> int:
-        """How many worker groups fit now. If none does, it asks for the nodes, or raises if this was the `last`
-        attempt."""
+        """How many worker groups fit now. If none does, it asks for the nodes, or raises at the `last` attempt."""
         cluster = self._cluster
         try:
             least = min(cluster.workers, cluster.least_workers or cluster.workers)

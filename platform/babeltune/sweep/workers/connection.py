@@ -26,8 +26,7 @@ POLL_INTERVAL_S = 1.0  # seconds between two checks that they are alive
 
 
 def _no_result(lines: list[str]) -> None:
-    """Logs what Ray would print in colours on stdout, where results go: memory that runs out, or a worker that died.
-    The sweep's log has a message of its own for the latter."""
+    """Logs what Ray would print in colours on stdout, where results go. The sweep's log says itself who died."""
     for words in lines:
         mended = "worker died" in words or "retries remaining" in words
         log.log(logging.DEBUG if mended else logging.WARNING, "Ray: %s", words.strip())
@@ -37,8 +36,7 @@ def _no_result(lines: list[str]) -> None:
 def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[None]:
     """A connection to the cluster. The local one is started and ended here; an open one is used as it is.
 
-    Raises `ClusterError` if it does not answer, or if it wants no token, unless `insecure`. None means that the caller
-    has no such option."""
+    Raises `ClusterError` if it does not answer, or wants no token, unless `insecure` (None: the caller cannot say)."""
     if ray.is_initialized():
         yield
         return

@@ -116,8 +116,7 @@ class TrialDispatcher(DriverCalls):
         return not record.stopped if decided else None
 
     async def stopped(self, trial: str, group: str = "") -> StopReply:
-        """Whether the trial should end before its next report. The question is its heartbeat, until it stops.
-        Raises as `report`."""
+        """Whether the trial should end before its next report: its heartbeat, until it stops. Raises as `report`."""
         self._refuse_replaced(group)
         record = self._state.trials.get(trial)
         if record is not None and not record.stopped:

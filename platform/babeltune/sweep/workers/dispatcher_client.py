@@ -86,8 +86,7 @@ class DispatcherClient:
     def receive(self, seconds: float) -> bool:
         """Waits at most this long for messages of any trial; True if there are some now.
 
-        One call waits at the dispatcher for all trials together. `ClusterError` if it has not come back long after it
-        should have."""
+        One call waits at the dispatcher for all trials together. `ClusterError` if it is long overdue."""
         if self._poll is None:
             self._poll, self._polled = self._actor.poll.remote(self._acknowledged), time.monotonic()
         if not ray.wait([self._poll], timeout=seconds)[0]:
@@ -123,8 +122,7 @@ class DispatcherClient:
 
 
 def _answer(call: Any, seconds: float | None = None) -> Any:
-    """The result of a call of the dispatcher. `ClusterError` if that takes longer than `seconds`, `DispatcherDiedError`
-    if its process died."""
+    """The result of a call. `ClusterError` if it takes longer than `seconds`, `DispatcherDiedError` if it died."""
     seconds = DISPATCHER_TIMEOUT_S if seconds is None else seconds
     try:
         return ray.get(call, timeout=seconds)

@@ -102,8 +102,7 @@ class DriverCalls:
         self._wake(("next", worker_group))
 
     async def retire(self, worker_group: str) -> str | None:
-        """Forgets a worker group that has no place to train. Returns the name of its trial, which goes to the next free
-        one."""
+        """Forgets a worker group that has no place to train. Its trial, which is named, goes to the next free one."""
         trial: str | None = self._change(self._state.retire, worker_group)
         self._waiting.pop(worker_group, None)
         self._idle.pop(worker_group, None)

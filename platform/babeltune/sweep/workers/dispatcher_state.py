@@ -101,8 +101,7 @@ class DispatcherState:
         self.renewed.add(worker_group)
 
     def retire(self, worker_group: str) -> str | None:
-        """Forgets a worker group that has no place to train. Its trial, which is returned, goes to the next free
-        one."""
+        """Forgets a worker group that has no place to train. Its trial, the result, goes to the next free one."""
         self.retired.add(worker_group)
         self.replaced |= {group for name, group in self.groups.items() if name == worker_group}
         trial = self.assigned.pop(worker_group, None)
@@ -134,8 +133,7 @@ class DispatcherState:
             self.news.popleft()
 
     def without_progress(self, since: float, *, stopped: bool = False) -> dict[str, str]:
-        """Busy worker groups and their trials without a heartbeat since that time; only those asked to stop, if
-        `stopped`."""
+        """Busy worker groups and their trials without a heartbeat since then; if `stopped`, those asked to stop."""
         return {
             worker_group: trial
             for worker_group, trial in self.assigned.items()

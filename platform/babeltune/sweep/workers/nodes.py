@@ -114,8 +114,7 @@ def worker_groups_that_fit(
 
 
 def resources_of(cpus_per_worker: float, gpus_per_worker: float) -> dict[str, float]:
-    """The resources of one worker for Ray: a byte of memory if it needs neither CPUs nor GPUs, as it must need
-    something."""
+    """The resources of one worker for Ray. It must need something: a byte of memory, if neither CPUs nor GPUs."""
     shares = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
     return {name: share for name, share in shares.items() if share} or {"memory": 1}
 

@@ -97,10 +97,9 @@ class WorkerPool:
                 )
 
     def mend(self) -> None:
-        """Restarts worker groups whose run ended, and adds as many as the nodes hold. Raises `ClusterError` if none can
-        train.
+        """To be called every second or so: restarts worker groups whose run ended, and adds as many as the nodes hold.
 
-        Call it every second or so."""
+        Raises `ClusterError` if none can train."""
         self._leave_out_broken(self.dispatcher.ask("broken"))
         for words in self.dispatcher.ask("messages", self._messages_noted):
             self._messages_noted += 1
@@ -168,8 +167,7 @@ class WorkerPool:
         return room_for(self._settings.resources) < self._settings.least
 
     def _room(self) -> int:
-        """The largest number of worker groups now. A group that was given up counts again once another node has
-        come."""
+        """The largest number of worker groups now. One that was given up counts again once another node has come."""
         node_names = nodes_there().keys()
         given_up = sum(node_names <= nodes for nodes in self._given_up)
         return (self._fitting(self._settings.workers) or min(1, self._fitting(self._settings.least))) - given_up
@@ -202,8 +200,7 @@ class WorkerPool:
         self._tell_placed(self._groups.placed())
 
     def _leave_out(self, worker_group: str, why: str) -> None:
-        """Ends a worker group for good. Another one gets its trial once no process of this one writes to the trial's
-        folder."""
+        """Ends a worker group for good. Another one gets its trial once none of its processes writes there."""
         self._groups.end([worker_group])
         trial = self.dispatcher.ask("retire", worker_group)
         self._note(f"{why}; {trial} goes on in another" if trial else why)

@@ -117,8 +117,7 @@ def _remote_controller() -> ray.actor.ActorClass:
 
 
 class _Controller(ray_internals.TrainController):  # type: ignore[misc]
-    """Ray Train's controller, with settings of its own. An actor with another environment would need a new process, and
-    Ray keeps some that wait."""
+    """Ray Train's controller. It sets its environment itself, and so can begin in a process that Ray keeps ready."""
 
     def __init__(self, environment: dict[str, str], **parts: object) -> None:
         os.environ.update(environment)
@@ -220,8 +219,7 @@ def _node() -> tuple[str, str]:
 def _open_store(host: str) -> int:
     """Opens the store at which the ranks meet, for the life of this process: its port.
 
-    Everybody who reaches it may write there. So it listens on this address alone, and not on all as torch's own does.
-    """
+    Everybody who reaches it may write there. So it listens on this address alone, and not on all as torch's does."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     door = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -39,8 +39,7 @@ def _on_this_node(
 
 
 def _refuse_blind_node(prepared: str, folder: str) -> None:
-    """Raises `NodeError` if the storage is not here as it is on the driver's node; a trial without a driver makes
-    its own folder."""
+    """Raises `NodeError` if the storage is not here as on the driver's node. Without a driver, the folder is made."""
     todo = "mount the sweep's storage there, as on the driver"
     if not os.access(prepared, os.R_OK):
         raise NodeError(f"does not see {prepared}; {todo}")

@@ -132,8 +132,7 @@ def ray_shards(
     `carrier`: the nodes share no folder, so that the files travel with the tasks. Then `AHEAD` tasks for each CPU are
     there at a time, so that their files fit in memory. A file that several shards name goes to each node once. `poll`
     is called about once a second. If no task ends for `progress_timeout` seconds, they hang: they are killed and
-    started again, once. `ClusterError` if no task ends then
-    either."""
+    started again, once. `ClusterError` if no task ends then either."""
     remote = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)(
         function if carrier is None else on_a_node
     )

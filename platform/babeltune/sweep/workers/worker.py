@@ -148,8 +148,7 @@ class Reporter:
 
 
 def answer_of(call: ray.ObjectRef) -> Any:
-    """The result of a call of the dispatcher. `SilentDispatcherError` if that takes longer than `ANSWER_TIMEOUT_S`, or
-    its process died."""
+    """The result of a call. `SilentDispatcherError` if none comes within `ANSWER_TIMEOUT_S`, or the process died."""
     try:
         return ray.get(call, timeout=ANSWER_TIMEOUT_S)
     except ray.exceptions.GetTimeoutError as error:
@@ -168,8 +167,7 @@ def wait_for_verdict(method: Any, *arguments: object) -> bool:
 
 
 def ask_on_rank_0(ask: Callable[[], str], place: Place) -> str:
-    """The result of `ask` on rank 0, on every rank. If it raises `ReplacedError` there, all ranks do: none is left to
-    wait for the others."""
+    """The result of `ask` on rank 0, on every rank. If it raises `ReplacedError` there, all ranks do: none waits."""
     words, lost = "", ReplacedError("rank 0 ends: the dispatcher does not answer it, or refuses it")
     if place.rank == 0:
         try:
@@ -291,8 +289,7 @@ def take_trials(
 def _attempt(
     run: RunTrial, assignment: TrialAssignment, reporter: Reporter, rank: int, world: int, device: str
 ) -> TrialEnd:
-    """Runs the trial and says how this rank left it. A trial's exception is a fact about the trial, not the worker
-    group; but `NodeError` and `ReplacedError` are raised."""
+    """Runs the trial and says how this rank left it. Of its exceptions, only those about this node are raised."""
     try:
         run(assignment, reporter, rank, world, device)
     except (NodeError, ReplacedError):

@@ -76,8 +76,8 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
         self._groups[name].respawns, self._groups[name].reports_at_restart = respawns, report_count
 
     def _start(self, name: str) -> None:
-        """A Ray Train run of the worker group's ranks. Its controller takes 115 MB, so it is where ranks may be, and
-        not on the driver's node."""
+        """A Ray Train run of the worker group's ranks."""
+        # Its controller takes 115 MB, so it is where ranks may be, and not on the driver's node.
         by_node = Counter(group.node for group in self._groups.values() if group.node is not None)
         node = least_taken(self._settings.resources, by_node)
         trainer = WorkerGroupTrainer(worker_loop, self._settings, dispatcher=self._dispatcher, name=name, node=node)
@@ -154,8 +154,7 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
             time.sleep(0.05)
 
     def free_ended(self) -> bool:
-        """Frees what ended worker groups hold; False if that is nothing. A controller that has outlived the raylet of
-        its node may ask for room again."""
+        """Frees what ended worker groups hold; False if that is nothing. A controller that lives may ask for more."""
         placement_groups = groups_of(self._ended) if self._ended else []
         for placement in placement_groups:
             remove_placement_group(PlacementGroup(placement_group_id(placement.placement_group_id)))
