@@ -14,8 +14,8 @@ from babeltune import machine
 from babeltune.machine import lives, this_machine, this_process
 from babeltune.sweep.state.fencing import Lease
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.heartbeat import heartbeat_age, here
 from babeltune.sweep.state.lease import this_driver
+from babeltune.sweep.state.stored import heartbeat_age, here
 
 HERE = this_machine()
 ENDS = "import babeltune.machine as m, sys; print(m.this_process(), flush=True); sys.stdin.read()"

@@ -22,8 +22,8 @@ from babeltune.files import file_lock
 from babeltune.machine import lives, this_process
 from babeltune.sweep.state.fencing import Clock, DrivenError, FileLease, Lease, acquire, renewed, written_under
 from babeltune.sweep.state.folder import Guard, SweepFolder
-from babeltune.sweep.state.heartbeat import here
 from babeltune.sweep.state.lease_actor import NAMESPACE, LeaseActor
+from babeltune.sweep.state.stored import here
 
 LOCK_TIMEOUT_S = 1.0  # seconds to wait for a lock that `is_driven` may be trying at this moment
 RAY_LEASE_TIMEOUT_S = 15.0

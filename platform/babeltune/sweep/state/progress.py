@@ -11,9 +11,9 @@ import babeltune
 from babeltune.schema.records import Sweep
 from babeltune.stages import SEARCHING, Stage, minutes, stage_words
 from babeltune.sweep.state.folder import SweepFolder, read_log
-from babeltune.sweep.state.heartbeat import driven_elsewhere, is_locked
 from babeltune.sweep.state.leaderboard import Row, leaderboard
 from babeltune.sweep.state.log import log_of
+from babeltune.sweep.state.stored import driven_elsewhere, is_locked
 
 STAGE = "stage.json"  # names the file of a sweep's folder that says how far its driver is
 SETTLED = 0.25  # trials that must be done, in parts or whole, before the search's time left is estimated

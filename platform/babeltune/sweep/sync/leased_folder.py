@@ -15,10 +15,10 @@ from babeltune.storage.object_store import Entry
 from babeltune.storage.packages import together
 from babeltune.sweep.state.fencing import EXPIRY_S, OWNER, Clock, HeldLease, Lease, acquire, renewed
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.heartbeat import here
 from babeltune.sweep.state.lease import recorded_driver, running_elsewhere
 from babeltune.sweep.state.log import LEDGER, log_of
 from babeltune.sweep.state.progress import is_driven
+from babeltune.sweep.state.stored import here
 from babeltune.sweep.sync.fencing import BucketLease, claim, driver_fence
 from babeltune.sweep.sync.view import StorageView, records_in, records_there
 from babeltune.training.checkpoint import REPORTS
