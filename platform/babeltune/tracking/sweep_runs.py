@@ -93,8 +93,7 @@ def trials_page(uri: str, experiment: str, sweep: str, objective: Objective, var
         trials = f"tags.`{SWEEP}` = '{quotable(sweep)}' and tags.`{ROLE}` = 'trial'"
         runs = client.search_runs([number], trials, max_results=200)
         if runs:
-            state = _state(trials, runs, objective, varied)
-            client.set_experiment_tag(number, VIEW + sweep, json.dumps(state))
+            client.set_experiment_tag(number, VIEW + sweep, json.dumps(_state(trials, runs, objective, varied)))
     if not runs:
         raise SweepError(
             f"{without_password(uri)} has no trial of sweep {sweep}; `babeltune resume {sweep}` sends what is missing"

@@ -84,8 +84,7 @@ class SweepRun:
         try:
             self.stop.raise_if_stopped()
             warm_trials(folder.path, sweep, self._suggest)
-            here = cluster.address == "local"
-            corpus = self._read(None) if here else None  # broken text is known before Ray starts
+            corpus = self._read(None) if cluster.address == "local" else None  # broken text is known before Ray starts
             survey = functools.partial(nodes_asked, cluster, note=self.progress.note, progress=self.report_progress)
             self.report_progress(STARTING, 0, 0)
             with connected(cluster), ray_refusals():
@@ -133,8 +132,7 @@ class SweepRun:
         measure_temperatures(sweep, prepared, folder)
         follow = functools.partial(followed, poll=poll, seconds=self.cluster.progress_timeout)
         score_baselines(sweep, prepared, folder, report, follow, gpus=self.cluster.gpus, where=where)
-        sized = with_gpu_share(self.cluster, sweep, prepared, folder, report, follow, where=where)
-        return prepared, sized
+        return prepared, with_gpu_share(self.cluster, sweep, prepared, folder, report, follow, where=where)
 
     def _search(self, prepared: Prepared, surveyed: Callable[[int], None]) -> bool:
         """The search; True when the budget's trials are all there."""

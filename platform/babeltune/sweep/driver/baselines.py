@@ -159,8 +159,7 @@ def bought_scores(name: str, prepared: Prepared, tell: Count = uncounted) -> dic
             vectors: NDArray[np.float32] = model.encode(texts.at(ids)[:], batch_size=BATCH, show_progress_bar=False)
         return vectors
 
-    tasks = [task for task in prepared.tasks if task.right_model != "teacher"]
-    scores = evaluate(tasks, embed)
+    scores = evaluate([task for task in prepared.tasks if task.right_model != "teacher"], embed)
     size = sum(parameter.numel() for parameter in model.parameters())
     ids = sorted({text for task in prepared.tasks for text in task.texts()})
     speed = bought_sentences_per_second(model, texts.at(np.array(ids))[:]) if ids else ()

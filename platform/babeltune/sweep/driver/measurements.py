@@ -63,8 +63,7 @@ def measure_rates(sweep: Sweep, folder: SweepFolder, cluster: Cluster, poll: Cal
     if sweep.budget.unit == "pairs" or sweep.training.rates is not None or folder.read(RATES) is not None:
         return
     task = ray.remote(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus)(worker_rates)
-    threads = worker_threads(cluster.cpus_per_worker)
-    rates = fetched(task.remote(threads), poll, seconds=cluster.progress_timeout)
+    rates = fetched(task.remote(worker_threads(cluster.cpus_per_worker)), poll, seconds=cluster.progress_timeout)
     folder.write(RATES, {"rates": rates})
     folder.note(
         f"measured: a worker does {rates[0]:.1f} thousand million operations, or moves {rates[1]:.1f} thousand million "

@@ -184,8 +184,7 @@ def scheduler_for(sweep: Sweep, dispatcher: DispatcherClient | None = None) -> T
     if sweep.scheduler.kind == "none":
         return _Fifo(dispatcher)
     if sweep.scheduler.kind != "asha":
-        rule = rule_of(sweep.scheduler, largest(sweep, "reports"))
-        return _ByRule(dispatcher, rule, sweep.objectives[0].goal)
+        return _ByRule(dispatcher, rule_of(sweep.scheduler, largest(sweep, "reports")), sweep.objectives[0].goal)
     return _Asha(
         dispatcher,
         time_attr="reports",

@@ -108,8 +108,7 @@ class TrialRecords:
 
     def prune(self, number: int) -> None:
         """Ends a trial as the scheduler said at its last report."""
-        reports = len(self.ledger.reports(number))
-        text = f"stopped by {self.sweep.scheduler.kind} at report {reports}"
+        text = f"stopped by {self.sweep.scheduler.kind} at report {len(self.ledger.reports(number))}"
         self._finish(number, TrialState.PRUNED, TrialEnd("pruned", text=text))
 
     def _finish(self, number: int, state: TrialState, end: TrialEnd) -> None:

@@ -74,8 +74,7 @@ class Row:
 
 def trial_row(path: Path, *objectives: Objective) -> Row:
     """The row of the trial in this folder, with its best report. Raises `DamagedError` if its ledger is lost."""
-    log = log_of(path.parents[1])
-    trial = log.trials.get(trial_number(path.name))
+    trial = log_of(path.parents[1]).trials.get(trial_number(path.name))
     if trial is None or trial.params is None:
         raise DamagedError(_lost(path.parents[1], path.name))
     return _row(path.parents[1], trial, objectives)

@@ -144,8 +144,7 @@ def _half_width(values: Sequence[float]) -> float | None:
         return None
     from scipy.stats import t  # here, since other commands do without
 
-    quantile = float(t.ppf(0.975, len(values) - 1))
-    return quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def gain_words(gain: Gain) -> str:

@@ -160,15 +160,13 @@ def _score(group: Group, metric: str) -> str:
 
 def footnote(table: Comparison) -> str:
     """The trials that are in no mean, with the reason. Empty if every trial is in one."""
-    parts = (f"{len(names)} {why} ({', '.join(names)})" for why, names in table.left_out.items())
-    text = ", ".join(parts)
+    text = ", ".join(f"{len(names)} {why} ({', '.join(names)})" for why, names in table.left_out.items())
     return f"left out: {text}" if text else ""
 
 
 def markdown(table: Comparison) -> str:
     """The table as GitHub shows it, with the footnote under it."""
     titles, *rows = [[cell.replace("|", "\\|") for cell in row] for row in cells(table)]
-    rule = ["---", *("--:" for _ in titles[1:])]
-    lines = [f"| {' | '.join(row)} |" for row in (titles, rule, *rows)]
+    lines = [f"| {' | '.join(row)} |" for row in (titles, ["---", *("--:" for _ in titles[1:])], *rows)]
     note = footnote(table)
     return "\n".join([*lines, *(["", note] if note else [])])

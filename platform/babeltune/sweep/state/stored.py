@@ -1,7 +1,7 @@
 """A storage as who removes something from it sees it: its objects, and which of its sweeps a driver may have.
 
-Every time is of the storage's own clock, which dates its objects. What is not known counts as driven: a sweep that rests
-is cleaned another time. Only what readers are shown, `driven_elsewhere`, compares the clocks of two machines."""
+Every time is of the storage's own clock, which dates its objects. What is not known counts as driven: a sweep that
+rests is cleaned another time. Only what readers are shown, `driven_elsewhere`, compares the clocks of two machines."""
 
 from __future__ import annotations
 
@@ -107,8 +107,7 @@ def may_prepare(storage: Storage, sweep: str) -> bool:
     lease = Lease.read(owner[0]) if owner else None
     if owner is None or prepared is None or lease is None or lease.ended or not lease.taken:
         return True  # a driver of this machine that has no lease yet has only begun
-    taken_at = owner[1] - (lease.beat - lease.taken)
-    return prepared[1] <= taken_at + RESOLUTION_S
+    return prepared[1] <= owner[1] - (lease.beat - lease.taken) + RESOLUTION_S
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,7 @@ class LeasedFolder:
     def _take_lease(self) -> HeldLease:
         """The lease of a driver that ended, died on this machine, or was silent for as long as the lease says."""
         record = BucketLease(self._mirror.store, self._folder.id)
-        expiry = max(EXPIRY_S, self._timeout + OUTAGE_MARGIN_S)
-        candidate = Lease(folder=here(self._folder)["folder"], expiry_s=expiry)
+        candidate = Lease(folder=here(self._folder)["folder"], expiry_s=max(EXPIRY_S, self._timeout + OUTAGE_MARGIN_S))
         lease = acquire(record, candidate, candidate.shares_lock, self._clock, self._say)
         self._mirror.fence = driver_fence(lease)
         if not self._mirror.store.compares or not record.compares(lease.lease):

@@ -116,8 +116,7 @@ class Follower:
 
     def _standing(self) -> tuple[object, object]:
         """The sweep's state, and the name of its stage. With another one, there are other records."""
-        stage = self._folder.read(STAGE) or {}
-        return self._folder.read("state.json"), stage.get("name")
+        return self._folder.read("state.json"), (self._folder.read(STAGE) or {}).get("name")
 
 
 class StorageView:

@@ -158,8 +158,7 @@ def on_this_node(
         thread.start()
     try:
         sending = Sending(reports, mirror, folder, rank, where.timeout)
-        here = replace(assignment, prepared=str(prepared), folder=str(folder), storage=str(mirror.folder))
-        yield here, sending
+        yield replace(assignment, prepared=str(prepared), folder=str(folder), storage=str(mirror.folder)), sending
         if rank == 0:
             # what a stop left between two reports; without it a trial repeats some steps
             with suppress(ObjectStoreError, OSError, FencedError):
@@ -355,8 +354,7 @@ def _drop_older(mirror: Mirror, folder: Path, paths: list[Path], names: set[str]
             return needed is not None and int(base) <= latest and base not in needed
         return _place(_state_there(mirror, f"{prefix}/{name}"))[0] < latest
 
-    old = sorted(filter(is_old, names_in(prefix, entries)))
-    mirror.drop_packages([f"{prefix}/{name}" for name in old], entries)
+    mirror.drop_packages([f"{prefix}/{name}" for name in sorted(filter(is_old, names_in(prefix, entries)))], entries)
 
 
 def _needed(folder: Path, last: Path) -> set[str] | None:

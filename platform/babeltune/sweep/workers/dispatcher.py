@@ -121,8 +121,7 @@ class TrialDispatcher(DriverCalls):
         record = self._state.trials.get(trial)
         if record is not None and not record.stopped:
             record.heartbeat = time.monotonic()
-        asked_in = max(1.0, len(self._state.assigned) / STOP_QUESTIONS_PER_S)
-        return StopReply(record is None or record.stopped, asked_in)
+        return StopReply(record is None or record.stopped, max(1.0, len(self._state.assigned) / STOP_QUESTIONS_PER_S))
 
     async def leave(
         self, worker_group: str, trial: str, rank: int, world: int, end: str, renew: bool = False, group: str = ""

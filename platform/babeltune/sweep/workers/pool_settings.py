@@ -43,8 +43,7 @@ class PoolSettings:
 
     def fitting_groups(self) -> int:
         """How many worker groups the nodes hold now. Raises `ClusterError` for none."""
-        shares = self.cpus_per_worker, self.gpus_per_worker
-        return worker_groups_that_fit(self.workers, *shares, least=self.least)
+        return worker_groups_that_fit(self.workers, self.cpus_per_worker, self.gpus_per_worker, least=self.least)
 
 
 def worker_threads(cpus_per_worker: float) -> int:
