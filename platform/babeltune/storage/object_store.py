@@ -28,12 +28,8 @@ WAIT_S, JITTER_S, MOST_WAIT_S = 0.2, 0.2, 8.0
 `JITTER_S` more are drawn at random, so that many workers do not ask at once."""
 EXTRAS = {"s3": "babeltune[s3]", "s3a": "babeltune[s3]", "gs": "babeltune[gs]", "gcs": "babeltune[gs]"}
 """The packages of protocols that do not come with fsspec."""
-ONE_TRY = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "s3": {"config_kwargs": ONE_TRY},
-    "s3a": {"config_kwargs": ONE_TRY},
-    "file": {"auto_mkdir": True},
-}
+ONE_TRY = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}}
+OPTIONS: dict[str, dict[str, Any]] = {"s3": ONE_TRY, "s3a": ONE_TRY, "file": {"auto_mkdir": True}}
 S3, GCS = ("s3", "s3a"), ("gs", "gcs")
 WHOLE = 5 * 2**30  # bytes up to which S3 takes an object in one request. A condition holds for one request only.
 CHANGED = ("PreconditionFailed", "412")  # error codes of S3 for an object that is not the one that a write expects
@@ -78,9 +74,8 @@ class ObjectStore:
         """The names of the folders right below a key."""
         place = self._place(prefix)
         listing: list[dict[str, Any]] = self._found("listed", lambda: self._fs.ls(place, detail=True)) or []
-        return sorted(
-            inside(each["name"].rstrip("/")[len(place) + 1 :]) for each in listing if each["type"] == "directory"
-        )
+        folders = [each["name"].rstrip("/") for each in listing if each["type"] == "directory"]
+        return sorted(inside(name[len(place) + 1 :]) for name in folders)
 
     def entry(self, key: str) -> Entry | None:
         """Size, version and time of the object, or None if it does not exist."""

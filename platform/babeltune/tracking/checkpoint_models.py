@@ -14,16 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from babeltune.files import draft_folder
-from babeltune.tracking.mlflow_client import (
-    NOTE,
-    PARAM_CHARACTERS,
-    TAG_CHARACTERS,
-    flattened,
-    name_of,
-    quotable,
-    shorten,
-    text_of,
-)
+from babeltune.tracking.mlflow_client import NOTE, TAG_CHARACTERS, flattened, name_of, quotable, shorten, text_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -68,7 +59,7 @@ def log_checkpoint(client: MlflowClient, experiment: str, run: str, model: Check
         name=re.sub(r"[/:.%\"']", "_", model.name),
         source_run_id=run,
         tags={name_of(name): shorten(text_of(value), TAG_CHARACTERS) for name, value in tags.items()},
-        params={name: shorten(value, PARAM_CHARACTERS) for name, value in flattened(model.params).items()},
+        params=flattened(model.params),
         model_type="sentence encoder",
     )
     with draft_folder("model") as place:

@@ -49,13 +49,8 @@ def main(artifacts: str, port: str, page: str) -> None:
     """Serves on this machine only until it is interrupted. Only errors are printed."""
     import uvicorn
 
-    uvicorn.run(
-        app_of(os.environ["MLFLOW_BACKEND_STORE_URI"], artifacts, page),
-        host="127.0.0.1",
-        port=int(port),
-        log_level="error",
-        access_log=False,
-    )
+    app = app_of(os.environ["MLFLOW_BACKEND_STORE_URI"], artifacts, page)
+    uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="error", access_log=False)
 
 
 if __name__ == "__main__":

@@ -322,9 +322,8 @@ class _Sender:
             tags |= {"mlflow.parentRunId": self.runs[PARENT]} if PARENT in self.runs else {}
         first |= {STEP_UNIT: event["step_unit"]} if "step_unit" in event else {}
         existing_run = self._existing_run(sweep, key)
-        run = existing_run or self.client.create_run(
-            self.experiment_id, start_time=event["time_ms"], tags=first, run_name=name
-        )
+        about = {"start_time": event["time_ms"], "tags": first, "run_name": name}
+        run = existing_run or self.client.create_run(self.experiment_id, **about)
         self.runs[key] = run.info.run_id
         self._send_tags(key, tags)
         self._send_params(key, mlflow_client.flattened(event["params"]), run.data.params)

@@ -52,10 +52,7 @@ def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str,
             trial = trial_from(recorded)
         else:
             trial = make_trial(folder.with_rates(folder.sweep_of(number)), number, params)
+    storage = str(folder.path.parents[1])
     return TrialAssignment(
-        folder=str(place),
-        trial=plain(trial),
-        prepared=str(prepared),
-        storage=str(folder.path.parents[1]),
-        seed=trial.seed,
+        folder=str(place), trial=plain(trial), prepared=str(prepared), storage=storage, seed=trial.seed
     )

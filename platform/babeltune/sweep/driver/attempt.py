@@ -42,6 +42,7 @@ from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.tasks import followed, ray_refusals, ray_shards
 
+Action = Callable[[], None]
 DISPATCHERS = 4  # dispatchers of one driver. The sweep ends when the last of them dies.
 PAUSED = "paused; `babeltune continue` goes on"
 PAUSE_POLL_S = 0.5  # seconds between two looks whether a paused sweep goes on
@@ -49,7 +50,7 @@ DISPATCHER_DIED = "the dispatcher died; worker groups start again, and trials go
 SAVING = "interrupted; saving every trial's step (a second Ctrl-C ends without)"
 
 
-def replacing_dispatchers(run_search: Callable[[], None], note: Callable[[str], None]) -> None:
+def replacing_dispatchers(run_search: Action, note: Callable[[str], None]) -> None:
     """Searches, anew each time that the dispatcher dies. Raises `DispatcherDiedError` when `DISPATCHERS` have died."""
     for remaining in reversed(range(DISPATCHERS)):
         try:
@@ -144,15 +145,12 @@ class SweepRun:
             examples_at_the_end(folder, self.driver_sync.where) as begin_examples,
             self._recorder(prepared) as recorder,
         ):
-            replacing_dispatchers(
-                functools.partial(self._search_or_wait, recorder, surveyed, begin_examples), progress.note
-            )
+            run_search = functools.partial(self._search_or_wait, recorder, surveyed, begin_examples)
+            replacing_dispatchers(run_search, progress.note)
         progress.progress("done" if recorder.complete else "stopped", progress.ended, sweep.budget.trials)
         return recorder.complete
 
-    def _search_or_wait(
-        self, recorder: Recorder, surveyed: Callable[[int], None], begin_examples: Callable[[], None]
-    ) -> None:
+    def _search_or_wait(self, recorder: Recorder, surveyed: Callable[[int], None], begin_examples: Action) -> None:
         """Searches on worker groups. While the sweep is paused, it has none, and waits to be continued."""
         trials, pauses = self.sweep.budget.trials, -1
         while not recorder.complete:
@@ -172,15 +170,11 @@ class SweepRun:
             if self.stop.requested():
                 return
 
-    def _search_with_pool(
-        self, recorder: Recorder, surveyed: Callable[[int], None], begin_examples: Callable[[], None]
-    ) -> None:
+    def _search_with_pool(self, recorder: Recorder, surveyed: Callable[[int], None], begin_examples: Action) -> None:
         """Searches on new worker groups. Raises `DispatcherDiedError` if these are lost with their dispatcher."""
         progress = self.progress
-        pool = WorkerPool(
-            self._pool_settings(), note=progress.note, surveyed=surveyed, waiting=self.stop.raise_if_stopped
-        )
-        with pool:
+        settings, waiting = self._pool_settings(), self.stop.raise_if_stopped
+        with WorkerPool(settings, note=progress.note, surveyed=surveyed, waiting=waiting) as pool:
             self._begin()
             with interrupts(self.stop, lambda: progress.progress(SAVING, progress.ended, self.sweep.budget.trials)):
                 recorder.complete = search(

@@ -83,16 +83,11 @@ def change(
 
 def _as_driver(cluster: Cluster, folder: SweepFolder, event: str, facts: dict[str, object]) -> None:
     """Takes the sweep's lease, adds the event, and sends it to MLflow, if that has the sweep and answers soon."""
-    with (
-        storage_refusals(folder.path),
-        DriverSync(cluster, folder) as driver_sync,
-        only_driver(folder),
-        ExitStack() as stack,
-    ):
-        if driver_sync.where is None:
+    with storage_refusals(folder.path), DriverSync(cluster, folder) as sync, only_driver(folder), ExitStack() as stack:
+        if sync.where is None:
             folder = replace(folder, guard=stack.enter_context(folder_lease(folder)).guard)
         take_requests(folder)
         add_event(folder, event, **facts)
         if log_of(folder.path).submissions:
-            tracker = track(cluster.mlflow, folder, folder.sweep().name, driver_sync.key_of)
+            tracker = track(cluster.mlflow, folder, folder.sweep().name, sync.key_of)
             close_tracker(tracker, folder, INTERRUPTED_WAIT_S)

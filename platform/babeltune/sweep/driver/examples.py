@@ -106,9 +106,8 @@ def _or_why_not(make: Callable[[], Any]) -> Any:
     except Exception as error:  # the sweep has finished, whatever its report lacks
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
         words = " ".join(str(cause).split())[:300]
-        return Examples(
-            missing=words if isinstance(cause, DataError | SweepError) else f"{type(cause).__name__}: {words}"
-        )
+        is_ours = isinstance(cause, DataError | SweepError)
+        return Examples(missing=words if is_ours else f"{type(cause).__name__}: {words}")
 
 
 def _call_for_winner(folder: SweepFolder, where: StorageLocation | None, call: Callable[..., Any]) -> Any:
@@ -260,11 +259,6 @@ def _alignment(languages: Sequence[str], before: Rows, after: Rows) -> Iterator[
         for vectors in (before, after):
             all_ = cosines(vectors[:, column], vectors[:, 0])
             measured += [float(np.diag(all_).mean()), float((all_.argmax(axis=1) == np.arange(len(all_))).mean())]
-        values = [round(value, 4) for value in measured]
-        yield LanguageAlignment(
-            language=language,
-            cosine_before=values[0],
-            found_before=values[1],
-            cosine_after=values[2],
-            found_after=values[3],
-        )
+        names = ("cosine_before", "found_before", "cosine_after", "found_after")
+        values = {name: round(value, 4) for name, value in zip(names, measured, strict=True)}
+        yield LanguageAlignment(language=language, **values)

@@ -218,13 +218,9 @@ class MlflowReader:
         }
         unit = "pairs" if trial.training.compute is None else "compute ms"
         digests = {name: digest for name, digest in self._submission["digests"].items() if not name.startswith("test/")}
+        params = summary.params_once(settings, {**trial.params, **trial.fitted})
         return [
-            events.start_trial(
-                trial.number,
-                summary.params_once(settings, {**trial.params, **trial.fitted}),
-                {"state": "running", **tags},
-                step_unit=unit,
-            ),
+            events.start_trial(trial.number, params, {"state": "running", **tags}, step_unit=unit),
             events.inputs(trial.number, summary.data_inputs(digests)),
         ]
 

@@ -116,9 +116,8 @@ class Recorder:
             with self.folder.guard():
                 state = "stopped" if stopped else "finished" if raised is None else "failed"
                 append_event(self.folder.path / LEDGER, "leave", state=state)
-        close_tracker(
-            self.tracker, self.folder, INTERRUPTED_WAIT_S if isinstance(raised, KeyboardInterrupt) else FINAL_WAIT_S
-        )
+        wait_s = INTERRUPTED_WAIT_S if isinstance(raised, KeyboardInterrupt) else FINAL_WAIT_S
+        close_tracker(self.tracker, self.folder, wait_s)
 
     def on_event(self, _: str, number: int, event: Event) -> None:
         """Notes a trial's start or its end."""
@@ -132,13 +131,10 @@ class Recorder:
         """Notes the end of a trial, or that it was stopped."""
         place = self.folder.trial(number)
         self.open.discard(number)
-        row = trial_row(place, *self.sweep.objectives)
-        best = "".join(
-            f" {o.metric} {row.metrics[o.metric]:.4f}" for o in self.sweep.objectives if o.metric in row.metrics
-        )
-        self.folder.note(
-            f"{place.name} {state} after {plural(row.reports, 'report')}{best}{f' ({end.text})' if end.text else ''}"
-        )
+        row, reason = trial_row(place, *self.sweep.objectives), f" ({end.text})" if end.text else ""
+        metrics = [o.metric for o in self.sweep.objectives if o.metric in row.metrics]
+        best = "".join(f" {metric} {row.metrics[metric]:.4f}" for metric in metrics)
+        self.folder.note(f"{place.name} {state} after {plural(row.reports, 'report')}{best}{reason}")
         if state in ENDED and self.policy is not None:
             self.policy.ended(row)
 

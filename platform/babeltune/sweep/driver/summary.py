@@ -54,21 +54,13 @@ def _note(sweep: Sweep, id_: str, rows: Sequence[Row], scored: Sequence[Row], ba
     )
     if lead and lead is not (first := scored[0]):
         best += f" {link_to_run(first.name, first.name)} ({first.state}) had {first.metrics[aims[0]]:.4f}."
-    varied = list(sweep.parameters)
-    lines = [
-        sweep.description,
-        "",
-        best,
-        "",
-        _line("", "state", *aims, *varied),
-        _line(*["---"] * (2 + len(aims + varied))),
-    ]
+    titles = ["", "state", *aims, *sweep.parameters]
+    lines = [sweep.description, "", best, "", _line(*titles), _line(*["---"] * len(titles))]
     for row in rows[:SHOWN]:
         scores = [f"{row.metrics[aim]:.4f}" if aim in row.metrics else "" for aim in aims]
         state = "baseline" if row.name in baselines else row.state
-        lines.append(
-            _line(link_to_run(row.name, row.name), state, *scores, *(_value(row.params.get(name)) for name in varied))
-        )
+        values = [_value(row.params.get(name)) for name in sweep.parameters]
+        lines.append(_line(link_to_run(row.name, row.name), state, *scores, *values))
     more = f"{len(rows) - SHOWN} more rows: `babeltune runs {id_}`" if len(rows) > SHOWN else ""
     links = [
         f"* All trials, the winner first: `babeltune ui {id_}`",

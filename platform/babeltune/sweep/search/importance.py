@@ -75,9 +75,8 @@ def _frozen(trial: Scored, varied: Mapping[str, BaseDistribution]) -> optuna.tri
     import optuna
 
     params = {name: value for name, value in trial.params.items() if name in varied and _within(value, varied[name])}
-    return optuna.trial.create_trial(
-        params=params, distributions={name: varied[name] for name in params}, value=trial.value
-    )
+    distributions = {name: varied[name] for name in params}
+    return optuna.trial.create_trial(params=params, distributions=distributions, value=trial.value)
 
 
 def _within(value: Scalar, distribution: BaseDistribution) -> bool:

@@ -103,10 +103,8 @@ class Proposals:
     def _add_warm(self, earlier: FrozenTrial) -> None:
         distributions = distributions_if_inside(earlier.params, self._suggest)
         params = {name: earlier.params[name] for name in distributions}
-        attrs = {WARM: earlier.number}
-        self.study.add_trial(
-            optuna.create_trial(params=params, distributions=distributions, values=earlier.values, user_attrs=attrs)
-        )
+        facts = {"values": earlier.values, "user_attrs": {WARM: earlier.number}}
+        self.study.add_trial(optuna.create_trial(params=params, distributions=distributions, **facts))
         self._offset += 1
 
     def trials(self, *states: TrialState) -> dict[int, FrozenTrial]:
@@ -129,9 +127,8 @@ class Proposals:
         # of recorded trials nothing is drawn, but NSGA-II notes their generation where it draws
         notes = self._sweep.sampler.kind == "nsga2" and not is_first
         draws = recorded is None or notes
-        self.study.sampler = (
-            sampler_for(self._sweep, self.begun, self._shown) if draws else optuna.samplers.RandomSampler(seed=0)
-        )
+        idle = optuna.samplers.RandomSampler(seed=0)
+        self.study.sampler = sampler_for(self._sweep, self.begun, self._shown) if draws else idle
         trial = self.study.ask()
         if recorded is not None and notes:
             self.study.sampler.sample_relative(self.study, self.study.get_trials(deepcopy=False)[trial.number], {})

@@ -189,7 +189,9 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             while not self._over() and self._has_more():
                 # A worker group is free before Tune has passed its trial's end on, and proposals shall see every end.
                 if len(self._numbers) < self._pool.count and self._pool.dispatcher.free():
-                    if (proposal := self._propose(trial_id)) is not None:
+                    with self._stop.guard():
+                        proposal = self._propose(trial_id)
+                    if proposal is not None:
                         return proposal
                     continue
                 if self._numbers:
@@ -230,10 +232,6 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
 
     def _propose(self, trial_id: str) -> Proposal | None:
         """None if the method refuses what was proposed, which has failed then."""
-        with self._stop.guard():
-            return self._proposed(trial_id)
-
-    def _proposed(self, trial_id: str) -> Proposal | None:
         if (number := self._to_go_on()) is not None:
             self._resumed.remove(number)
             params = self._params_again(number)
@@ -244,9 +242,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             assignment = self._make_assignment(number, params)
         except (MethodError, DamagedError) as error:  # more combinations than the sweep file's check tries; a lost file
             log.warning("trial %d cannot be trained: %s", number, error)
-            self._records.record_end(
-                number, TrialState.FAIL, None, TrialEnd("refused", type(error).__name__, str(error))
-            )
+            end = TrialEnd("refused", type(error).__name__, str(error))
+            self._records.record_end(number, TrialState.FAIL, None, end)
             self._records.judge()
             return None
         self._numbers[trial_id] = number

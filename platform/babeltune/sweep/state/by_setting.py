@@ -60,15 +60,10 @@ def by_setting(folder: SweepFolder, setting: str) -> BySetting:
     for label, members in groups.items():
         scored = sorted((row for row in members if row.best is not None), key=lambda row: order(row.metrics))
         values = [row.metrics[objective.metric] for row in scored]
+        best, best_trial = (values[0], scored[0].name) if values else (None, None)
+        mean, trials = statistics.fmean(values) if values else None, len(members)
         levels.append(
-            Level(
-                label=label,
-                trials=len(members),
-                scored=len(scored),
-                best=values[0] if values else None,
-                best_trial=scored[0].name if scored else None,
-                mean=statistics.fmean(values) if values else None,
-            )
+            Level(label=label, trials=trials, scored=len(values), best=best, best_trial=best_trial, mean=mean)
         )
     return BySetting(sweep=folder.id, setting=name, objective=objective, levels=tuple(levels))
 

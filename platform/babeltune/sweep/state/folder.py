@@ -218,9 +218,7 @@ def find_run(storage: Path, name: str) -> tuple[SweepFolder, int | None]:
     """A sweep, or one trial of it named `<sweep>/t0007` or `<sweep>/7`."""
     sweep, _, trial = name.partition("/")
     folder = find_sweep(storage, sweep)
-    if not trial:
-        return folder, None
-    return folder, find_trial(folder, trial)
+    return folder, find_trial(folder, trial) if trial else None
 
 
 def find_trial(folder: SweepFolder, name: str) -> int:
@@ -234,9 +232,7 @@ def find_trial(folder: SweepFolder, name: str) -> int:
 
 def _nearest_trial(folder: SweepFolder, number: int) -> str:
     """The words `; the nearest is t0003`, or nothing for a sweep without trials."""
-    near = (
-        min((abs(trial_number(path.name) - number), path.name) for path in folder.trials()) if folder.trials() else None
-    )
+    near = min(((abs(trial_number(path.name) - number), path.name) for path in folder.trials()), default=None)
     return f"; the nearest is {near[1]}" if near else ""
 
 

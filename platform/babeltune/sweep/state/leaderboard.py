@@ -299,9 +299,8 @@ def check_known(folder: SweepFolder, rows: Sequence[Row], metric: str) -> None:
     if metric not in metrics and metrics:
         near = get_close_matches(metric, metrics, n=MOST_NAMED, cutoff=0.0)
         more = f" and {len(metrics) - len(near)} more" if len(metrics) > len(near) else ""
-        raise UnknownNameError(
-            f"no metric {metric!r} in sweep {folder.id}; known: {', '.join(near)}{more}{nearest(metric, metrics)}"
-        )
+        known = f"{', '.join(near)}{more}{nearest(metric, metrics)}"
+        raise UnknownNameError(f"no metric {metric!r} in sweep {folder.id}; known: {known}")
 
 
 def goal_of(sweep: Sweep, metric: str) -> Goal:

@@ -47,8 +47,7 @@ def _list_words(ids: Sequence[str]) -> str:
 def _say(name: str, choice: str, others: tuple[str, ...], *, alike: bool) -> None:
     """Once in a process: a command may look its sweep up twice. A name that one sweep has is as good as its id."""
     if others:
-        log.warning(
-            f"{name!r} fits {len(others) + 1} sweeps; this is the latest, {choice}; the others: {_list_words(others)}"
-        )
+        rest = _list_words(others)
+        log.warning(f"{name!r} fits {len(others) + 1} sweeps; this is the latest, {choice}; the others: {rest}")
     elif not alike:
         log.warning(f"{name!r} is taken for {choice}")

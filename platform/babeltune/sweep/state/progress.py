@@ -65,14 +65,8 @@ class SweepProgress:
 
     def now(self) -> Stage:
         """The stage at this moment."""
-        return Stage(
-            name=self.stage,
-            done=self.done,
-            of=self.of,
-            begun=self.stage_begun,
-            time=time.time(),
-            first=self.stage_first,
-        )
+        begun, first = self.stage_begun, self.stage_first
+        return Stage(name=self.stage, done=self.done, of=self.of, begun=begun, time=time.time(), first=first)
 
     def note(self, text: str) -> None:
         """Something that happened: in the sweep's log, and shown until the stage changes."""

@@ -12,7 +12,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -79,9 +79,7 @@ def spec_changes(folder: SweepFolder, sweep: Sweep) -> list[Change]:
     return [] if recorded is None else differences(plain(sweep_from(recorded)), plain(sweep))
 
 
-def check_unchanged(
-    folder: SweepFolder, facts: Mapping[str, object], *, accept: bool, sweep: Sweep | None = None
-) -> None:
+def check_unchanged(folder: SweepFolder, facts: dict[str, object], *, accept: bool, sweep: Sweep | None = None) -> None:
     """Refuses to continue a sweep with other code, packages, data or settings, unless the change is accepted.
 
     Raises `SweepError` with the diff; also for changes that a study cannot take, accepted or not."""

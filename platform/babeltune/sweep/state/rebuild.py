@@ -94,10 +94,8 @@ def mend(folder: SweepFolder) -> None:
     ledger, what follows a damaged line is put aside first: MLflow is not to see it."""
     Ledger(folder.path / LEDGER)
     names = ["facts.json", "sweep.json", "labels.json", *(n for n in MADE_AGAIN if n != "state.json"), "state.json"]
-    paths = [
-        *(folder.path / name for name in names),
-        *(place / name for place in folder.trials() for name in ("trial.json", "progress.json")),
-    ]
+    paths = [folder.path / name for name in names]
+    paths += [place / name for place in folder.trials() for name in ("trial.json", "progress.json")]
     for path in paths:
         if not (words := damage(path)):
             continue

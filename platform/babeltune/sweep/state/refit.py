@@ -122,19 +122,9 @@ def gains(earlier: SweepFolder, refit: SweepFolder) -> list[Gain]:
         row = next(befores[n] for n in names if n in befores and group.settings.items() <= befores[n].params.items())
         before, after = row.metrics[objective.metric], group.values[objective.metric]
         mean = statistics.fmean(after)
-        half_width = _half_width(after)
-        gain = sign * (mean - before)
-        by_trial.append(
-            Gain(
-                trial=row.name,
-                before=before,
-                after=after,
-                mean=mean,
-                gain=gain,
-                low=None if half_width is None else gain - half_width,
-                high=None if half_width is None else gain + half_width,
-            )
-        )
+        gain, half = sign * (mean - before), _half_width(after)
+        low, high = (None, None) if half is None else (gain - half, gain + half)
+        by_trial.append(Gain(trial=row.name, before=before, after=after, mean=mean, gain=gain, low=low, high=high))
     return by_trial
 
 

@@ -67,9 +67,8 @@ def seed_groups(
 
     `metrics`, when none are given, are the objectives and every dev metric over all subsets; `sort`, or else the first
     objective, stands first. Raises `UnknownNameError` for a parameter that is not searched, or a metric nobody has."""
-    metric_names = dict.fromkeys(
-        metric for scores in [*(row.metrics for row in trials), *baselines.values()] for metric in scores
-    )
+    every = [*(row.metrics for row in trials), *baselines.values()]
+    metric_names = dict.fromkeys(metric for scores in every for metric in scores)
     by, shown = sort or sweep.objectives[0].metric, tuple(metrics)
     _check(over, sweep.parameters, f"sweep {name} searches no")
     _check([*shown, *filter(None, [sort])], metric_names, f"sweep {name} has no metric")
@@ -130,9 +129,8 @@ def _group(
 def _check(names: Iterable[str], allowed: Collection[str], problem: str) -> None:
     for name in names:
         if name not in allowed:
-            raise UnknownNameError(
-                f"{problem} {name!r}; known: {', '.join(sorted(allowed)) or 'none'}{nearest(name, allowed)}"
-            )
+            known = ", ".join(sorted(allowed)) or "none"
+            raise UnknownNameError(f"{problem} {name!r}; known: {known}{nearest(name, allowed)}")
 
 
 # --- As text -------------------------------------------------------------------------------------------------------

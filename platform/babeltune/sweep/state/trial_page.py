@@ -128,10 +128,5 @@ def _cost(reports: list[Report]) -> Cost:
     """The cost by the last report; nothing before the first."""
     if not reports:
         return Cost(pairs=0, seconds=0.0, workers=1, compute_s=None)
-    last = reports[-1]
-    return Cost(
-        pairs=last.pairs,
-        seconds=last.seconds,
-        workers=int(last.facts.get("world_size") or 1),
-        compute_s=last.metrics.get(COMPUTE),
-    )
+    last, workers = reports[-1], int(reports[-1].facts.get("world_size") or 1)
+    return Cost(pairs=last.pairs, seconds=last.seconds, workers=workers, compute_s=last.metrics.get(COMPUTE))

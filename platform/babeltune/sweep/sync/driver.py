@@ -81,7 +81,7 @@ class DriverSync:
         if self.where is None:
             return self
         timeout = self.where.timeout
-        leased = LeasedFolder(self._view, self.mirror, self.folder, timeout=timeout, clock=self._clock)
+        leased = LeasedFolder(self._view, self.folder, timeout=timeout, clock=self._clock)
         self._lease = leased.take(self.needs)
         self.token, self._leased = self._lease.token, leased
         self.where = replace(self.where, compares=self.mirror.store.compares and self.where.compares)
@@ -96,12 +96,10 @@ class DriverSync:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self.where is None or self._leased is None:
             return
-        self._stores.__exit__(kind, error, trace)
+        self._stores.__exit__(kind, error, tb)
         self._ending.set()
         self._changed.set()
         self._thread.join(self.where.timeout)

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from babeltune.files import make_folders, write_whole
-from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import Entry
 from babeltune.storage.packages import together
 from babeltune.sweep.state.fencing import EXPIRY_S, OWNER, Clock, HeldLease, Lease, acquire, renewed
@@ -34,11 +33,10 @@ log = logging.getLogger(__name__)
 class LeasedFolder:
     """One driver's hold on a sweep, from `take` to `release`."""
 
-    def __init__(
-        self, view: StorageView, mirror: Mirror, folder: SweepFolder, *, timeout: float, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, view: StorageView, folder: SweepFolder, *, timeout: float, clock: Clock | None = None) -> None:
         """`timeout` is the cluster's `storage_timeout`, in seconds."""
-        self._view, self._mirror, self._folder, self._timeout = view, mirror, folder, timeout
+        assert view.mirror is not None
+        self._view, self._mirror, self._folder, self._timeout = view, view.mirror, folder, timeout
         self._clock = clock
         self._prefix = f"sweeps/{folder.id}"
         self._leaving = ExitStack()

@@ -70,11 +70,7 @@ class Sending:
     def report(self, report: Report) -> bool:
         if self._rank == 0:
             try:
-                with_retries(
-                    lambda: push_trial(self._mirror, self._folder),
-                    LAST_UPLOAD_FACTOR * self._timeout if report.last else min(UPLOAD_WAIT_S, self._timeout),
-                    self.stopped,
-                )
+                self._push(LAST_UPLOAD_FACTOR * self._timeout if report.last else min(UPLOAD_WAIT_S, self._timeout))
             except ObjectStoreError as error:
                 if report.last:
                     raise
@@ -86,9 +82,11 @@ class Sending:
 
     def checkpoint_saved(self) -> None:
         """Sends a checkpoint between two reports. If the store is away, a later one or a report sends it."""
-        seconds = min(UPLOAD_WAIT_S, self._timeout)
         with suppress(ObjectStoreError):
-            with_retries(lambda: push_trial(self._mirror, self._folder), seconds, self.stopped)
+            self._push(min(UPLOAD_WAIT_S, self._timeout))
+
+    def _push(self, seconds: float) -> None:
+        with_retries(lambda: push_trial(self._mirror, self._folder), seconds, self.stopped)
 
 
 def with_retries(request: Callable[[], object], seconds: float, alive: Callable[[], object]) -> None:

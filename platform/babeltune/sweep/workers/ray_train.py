@@ -104,9 +104,8 @@ class WorkerGroupTrainer(ray_internals.DataParallelTrainer):  # type: ignore[mis
     def _initialize_and_run_controller(self, **parts: object) -> ray.train.Result:
         elastic = self._least < self.scaling_config.num_workers
         parts["scaling_policy"] = _Elastic(self.scaling_config, self._least) if elastic else _Fixed(self.scaling_config)
-        self.controller = (
-            _remote_controller().options(scheduling_strategy=beside(self._node)).remote(ENVIRONMENT, **parts)
-        )
+        controller = _remote_controller().options(scheduling_strategy=beside(self._node))
+        self.controller = controller.remote(ENVIRONMENT, **parts)
         return ray.train.Result(metrics=None, checkpoint=None, error=None, path=None)
 
 

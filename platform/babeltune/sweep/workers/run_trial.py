@@ -63,12 +63,5 @@ def run(assignment: TrialAssignment, reporter: Reporter, rank: int, world: int, 
         shared = assignment.token and assignment.mirror is None
         guard = FolderFence(folder.parents[1], assignment.token) if shared else nullcontext
         with storage_refusals(folder, assignment.storage), _store_troubles():
-            train(
-                trial,
-                load_prepared(Path(assignment.prepared)),
-                folder,
-                reporter,
-                ProcessGroup(),
-                torch.device(device),
-                guard,
-            )
+            prepared = load_prepared(Path(assignment.prepared))
+            train(trial, prepared, folder, reporter, ProcessGroup(), torch.device(device), guard)

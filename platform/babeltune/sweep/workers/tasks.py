@@ -133,9 +133,8 @@ def ray_shards(
     there at a time, so that their files fit in memory. A file that several shards name goes to each node once. `poll`
     is called about once a second. If no task ends for `progress_timeout` seconds, they hang: they are killed and
     started again, once. `ClusterError` if no task ends then either."""
-    remote = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)(
-        function if carrier is None else on_a_node
-    )
+    options = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)
+    remote = options(function if carrier is None else on_a_node)
     waiting, work, again = deque(arguments), dict[Any, tuple[object, ...]](), False
 
     packing = carrier and carrier.of(arguments)

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import psutil
 import ray
@@ -85,14 +85,6 @@ class SystemMetrics:
         return {f"system/{name}": float(value) for name, value in values.items()}
 
 
-class RunTrial(Protocol):
-    """The function that a worker group's ranks call for each trial."""
-
-    def __call__(
-        self, assignment: TrialAssignment, dispatcher: Reporter, rank: int, world: int, device: str
-    ) -> None: ...
-
-
 class Place(NamedTuple):
     """One rank of a group of ranks."""
 
@@ -145,6 +137,10 @@ class Reporter:
 
     def checkpoint_saved(self) -> None:
         """A checkpoint is on the disk; there is nothing more to do."""
+
+
+RunTrial = Callable[[TrialAssignment, Reporter, int, int, str], None]
+"""Trains the trial of an assignment on this rank, of so many, on this device (`run_trial.run`)."""
 
 
 def answer_of(call: ray.ObjectRef) -> Any:
@@ -216,11 +212,11 @@ def _reason(error: Exception) -> str:
     return words + "".join(f"\n  {Path(f.filename).name}:{f.lineno} in {f.name}: {f.line}" for f in frames)
 
 
-def load(path: str) -> Callable[..., None]:
+def load(path: str) -> RunTrial:
     """The function that an import path such as `babeltune.sweep.workers.run_trial:run` names."""
     module, _, name = path.partition(":")
     with uncollected():
-        function: Callable[..., None] = getattr(importlib.import_module(module), name)
+        function: RunTrial = getattr(importlib.import_module(module), name)
     return function
 
 
@@ -252,53 +248,43 @@ def worker_loop(settings: WorkerSettings) -> None:
 
 
 def take_trials(
-    dispatcher: ray.actor.ActorHandle,
-    settings: WorkerSettings,
-    run: RunTrial,
-    process_state: ProcessState,
-    place: Place,
+    dispatcher: ray.actor.ActorHandle, settings: WorkerSettings, run: RunTrial, state: ProcessState, place: Place
 ) -> None:
     """Takes trials until the dispatcher closes, or has no more use for this worker group."""
-    worker_group, node = settings["worker_group"], ray.get_runtime_context().get_node_id()
-    group, rank, world, device = place
+    name, node = settings["worker_group"], ray.get_runtime_context().get_node_id()
+    group, rank, world, _ = place
     while True:
-        order = Order.decode(
-            ask_on_rank_0(lambda: answer_of(dispatcher.next.remote(worker_group, group)).encode(), place)
-        )
+        order = Order.decode(ask_on_rank_0(lambda: answer_of(dispatcher.next.remote(name, group)).encode(), place))
         if order.kind == "close":
             return
         if order.kind == "renew":
-            raise ClusterError(f"worker group {worker_group} restarts: it was asked to")
+            raise ClusterError(f"worker group {name} restarts: it was asked to")
         if order.assignment is not None:
-            process_state.clean(order.assignment.seed)
+            state.clean(order.assignment.seed)
             reporter = Reporter(dispatcher, order.trial, place)
             try:
-                end = _attempt(run, order.assignment, reporter, rank, world, device)
+                end = _attempt(run, order.assignment, reporter, place)
             except NodeError as unfit:
-                answer_of(dispatcher.refuse.remote(worker_group, str(unfit), node))
+                answer_of(dispatcher.refuse.remote(name, str(unfit), node))
                 return
-            leak = process_state.leak()
+            leak = state.leak()
             renew = bool(leak) or settings["isolation"] == "process"
-            if not wait_for_verdict(
-                dispatcher.leave, worker_group, order.trial, rank, world, end.encode(), renew, group
-            ):
+            if not wait_for_verdict(dispatcher.leave, name, order.trial, rank, world, end.encode(), renew, group):
                 why = end.text or leak or DIED
-                raise ClusterError(f"worker group {worker_group} restarts after trial {order.trial}: {why}")
+                raise ClusterError(f"worker group {name} restarts after trial {order.trial}: {why}")
 
 
-def _attempt(
-    run: RunTrial, assignment: TrialAssignment, reporter: Reporter, rank: int, world: int, device: str
-) -> TrialEnd:
+def _attempt(run: RunTrial, assignment: TrialAssignment, reporter: Reporter, place: Place) -> TrialEnd:
     """Runs the trial and says how this rank left it. Of its exceptions, only those about this node are raised."""
     try:
-        run(assignment, reporter, rank, world, device)
+        run(assignment, reporter, place.rank, place.world, place.device)
     except (NodeError, ReplacedError):
         raise
     except Exception as error:
         return TrialEnd(_kind(error), type(error).__name__, _reason(error))
     if reporter.unanswered is None:
         return TrialEnd("finished")
-    if world == 1:
+    if place.world == 1:
         raise reporter.unanswered
     # If the dispatcher wakes, the trial continues in new processes.
     return TrialEnd("peer", text=str(reporter.unanswered))
