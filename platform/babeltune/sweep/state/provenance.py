@@ -180,15 +180,11 @@ PINNED = (
     *("datasets", "numpy", "py3langid"),
 )
 """Packages whose version can change a trial's numbers."""
-
-
 PACKAGES = (
     *("babeltune", "torch", "transformers", "sentence-transformers", "tokenizers", "safetensors", "numpy"),
     *("ray", "optuna", "mlflow", "datasets", "py3langid"),
 )
 """Packages whose versions a sweep notes. A change of one decides nothing, unless it is in `PINNED`."""
-
-
 SWEEP_RUNS = (
     *("babeltune.sweep.driver.run", "babeltune.sweep.workers.run_trial", "babeltune_methods"),
     *("babeltune.data.parquet_process", "babeltune.data.sheet_process"),
@@ -235,7 +231,6 @@ def deciding_facts(methods: Iterable[str] = ()) -> dict[str, object]:
     """Facts that must not change between two submissions of one sweep: the code and the packages that compute.
 
     `code` holds a digest for babeltune and for each other distribution that one of these methods comes from."""
-
     from babeltune.method.plugins import OWN, digest_of, plugins  # and with it torch, which readers do without
 
     code = {OWN: code_digest(), **{name: digest_of(plugin) for name, plugin in plugins(methods).items()}}

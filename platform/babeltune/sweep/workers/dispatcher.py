@@ -35,12 +35,12 @@ class TrialDispatcher(DriverCalls):
 
     async def refuse(self, worker_group: str, reason: str, node: str) -> None:
         """Notes that a worker group cannot train at all, and on which node."""
-        self._change(self._state.refuse, worker_group, reason, node)
+        self._state.broken[worker_group] = (reason, node)
 
     async def add_message(self, text: str) -> None:
         """Has the driver log a text once, although several ranks may say it."""
         if text not in self._state.messages:
-            self._change(self._state.add_message, text)
+            self._state.messages.append(text)
 
     async def next(self, worker_group: str, group: str) -> Order:
         """The worker group's trial: the unfinished one if this group of ranks is new, else the next offered."""

@@ -78,7 +78,7 @@ class DriverCalls:
         for trial, index in reports:
             record = self._state.trials.get(trial)
             if record is not None and record.allowed < index:
-                self._change(self._state.go_on, trial, index)
+                record.allowed = index
                 self._wake(("report", trial))
 
     async def stop(self, trial: str) -> None:
@@ -98,7 +98,7 @@ class DriverCalls:
 
     async def renew(self, worker_group: str) -> None:
         """Asks for a new group of ranks in the worker group, before its next trial."""
-        self._change(self._state.renew, worker_group)
+        self._state.renewed.add(worker_group)
         self._wake(("next", worker_group))
 
     async def retire(self, worker_group: str) -> str | None:

@@ -82,11 +82,6 @@ class DispatcherState:
             self.trials[trial] = TrialRecord(assignment, TrialAssignment.decode(assignment).name)
             self.pending.append(trial)
 
-    def go_on(self, trial: str, index: int) -> None:
-        """Lets a trial go on past its report of this index."""
-        if (record := self.trials.get(trial)) is not None:
-            record.allowed = max(record.allowed, index)
-
     def stop(self, trial: str) -> None:
         """Ends the trial at its current report or, between two, when its ranks ask next."""
         if (record := self.trials.get(trial)) is None:
@@ -95,10 +90,6 @@ class DispatcherState:
         if trial in self.pending:
             self.pending.remove(trial)
             self._finish(trial, TrialEnd("stopped"))
-
-    def renew(self, worker_group: str) -> None:
-        """Asks for a new group of ranks, before the worker group's next trial."""
-        self.renewed.add(worker_group)
 
     def retire(self, worker_group: str) -> str | None:
         """Forgets a worker group that has no place to train. Its trial, the result, goes to the next free one."""
@@ -141,15 +132,6 @@ class DispatcherState:
         }
 
     # A worker group's side
-
-    def refuse(self, worker_group: str, reason: str, node: str) -> None:
-        """Notes that a worker group cannot train at all, and on which node."""
-        self.broken[worker_group] = (reason, node)
-
-    def add_message(self, text: str) -> None:
-        """Has the driver log a text once, although several ranks may say it."""
-        if text not in self.messages:
-            self.messages.append(text)
 
     def join(self, worker_group: str, group: str) -> None:
         """A new group of ranks asks for work. If its worker group has a trial, that trial restarts or ends."""

@@ -24,12 +24,10 @@ RESULT_TIMEOUT_S = 600.0
 """Seconds within which the result of a task that has ended must be here. The largest ones are lists of scores."""
 AHEAD = 2  # tasks for each CPU whose files travel with them that are begun at a time: one runs, one waits
 TELL_INTERVAL_S = 1.0  # seconds between two words of a task about how far it is
-
 HANG = (
     "no process of {} has made progress for {:g} s, also after a new start: its disk, its network or its device hangs; "
     "what is done is kept: `babeltune resume` goes on"
 )
-
 NO_PROGRESS = (
     "a process that the sweep needs has made no progress for {:g} s: its disk, its network or its device hangs, or the "
     "cluster has no room for it; what is done is kept: `babeltune resume` goes on"
