@@ -15,8 +15,7 @@ class Stamp:
 
     token: int
     since: int = 0
-    """The first token whose checkpoints count. A trial that another driver began under this number, with other
-    settings, has older ones."""
+    """The first token whose checkpoints count. Older ones are of another driver's trial under this number."""
 
     def line(self) -> bytes:
         return b'\n{"lease": %d, "since": %d}\n' % (self.token, self.since)

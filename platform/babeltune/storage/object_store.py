@@ -46,8 +46,7 @@ class Entry:
     tag: str  # another one after each change
     modified: float  # when, in seconds since 1970 by the store's clock
     version: str = ""
-    """The version that a conditional write compares: the ETag on S3, the generation on Google Cloud Storage, elsewhere
-    the tag."""
+    """What a conditional write compares: the ETag on S3, the generation on Google Cloud Storage, else the tag."""
 
 
 class ObjectStore:

@@ -35,8 +35,7 @@ ABOUT = (
 """The description of a registered model."""
 CARD_CHARACTERS = 5000  # MLflow's limit for a version's description
 CLAIM_S = 300
-"""Seconds after which the claim of a dead process does not count. Moving an alias takes much less, and clocks of two
-machines differ by less."""
+"""Seconds after which a dead process' claim does not count. To move an alias takes less, and clocks differ by less."""
 
 
 @dataclass(frozen=True)

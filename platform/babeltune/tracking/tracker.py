@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2  # seconds between two looks for new lines of the log
 RETRY_S = (0.5, 30.0)
-"""Seconds of the first and the longest wait after a failure. The wait doubles in between, and each is drawn from its
-upper half (`jittered`)."""
+"""Seconds of the first and the longest wait after a failure. It doubles in between, and is `jittered`."""
 _chance = random.Random()  # apart from Python's own, on which nothing else may depend
 TELL_EVERY_S = 1.0  # seconds between two words about how much MLflow has taken, while somebody waits for it
 BATCH_BYTES, BATCH_VALUES = 1 << 20, 20_000
@@ -261,8 +260,7 @@ def jittered(seconds: float) -> float:
 
 
 class _Sender:
-    """Turns events into requests. `memo` is what the cursor's file remembers: the sweep's name, its experiment's id and
-    its runs' ids."""
+    """Turns events into requests. `memo` has what the cursor's file remembers: the sweep, and MLflow's ids."""
 
     def __init__(self, client: MlflowClient, memo: dict[str, Any], experiment: str) -> None:
         self.client, self.memo = client, memo

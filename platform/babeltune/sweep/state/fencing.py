@@ -160,8 +160,7 @@ class HeldLease:
             self._refuse_other(lease)
 
     def refuse_if_late(self) -> None:
-        """Raises `LeaseExpiredError` if the lease could not be renewed in time and cannot be renewed now, and
-        `OvertakenError` if another driver has it."""
+        """Raises `LeaseExpiredError` if it is late and cannot be renewed, `OvertakenError` if it was lost."""
         self._refuse_if_lost()
         if not self.late:
             return

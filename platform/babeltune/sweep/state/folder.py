@@ -37,8 +37,7 @@ LABELS = "labels.json"  # the labels that the ledger has: to find a sweep by its
 REQUESTS = "requests"
 """The folder of events that other processes ask the sweep's driver to add to the ledger, a file each."""
 RATES = "rates.json"
-"""The rates by which `training.compute` counts, if the sweep file does not give them: `{"rates": [operations,
-bytes]}`."""
+"""The rates by which `training.compute` counts, if the sweep file has none: `{"rates": [operations, bytes]}`."""
 Guard = Callable[[], AbstractContextManager[None]]
 """Within it this process may write to a sweep's folder. It raises what forbids that."""
 

@@ -96,8 +96,7 @@ def why_removed(trial: Path) -> str | None:
 
 
 def best_trials(rows: Sequence[Row], top: int | None) -> set[str]:
-    """The names of the best trials in a leaderboard; all of them if `top` is None. Finished ones come first, because
-    promotion takes the best finished trial."""
+    """The names of the best trials in a leaderboard, finished ones first, as promotion does; all if `top` is None."""
     ranked = sorted([row for row in rows if TRIAL.fullmatch(row.name)], key=lambda row: row.state != "finished")
     return {row.name for row in ranked[:top]}
 

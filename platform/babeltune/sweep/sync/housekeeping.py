@@ -49,8 +49,7 @@ class BucketRemoval(rules.Removal):
 
 
 def drop_checkpoints(mirror: Mirror, sweep: str, removed: Collection[str], stripped: Collection[str]) -> None:
-    """Removes all checkpoints of some ended trials of a sweep, by its key, from the bucket, and the optimizers of
-    others. Raises what the mirror's fence raises."""
+    """Removes all checkpoints of some ended trials of a sweep (its key) from the bucket, the optimizers of others."""
     if mirror.fence is not None:
         mirror.fence.check()
     prefix, names = f"{sweep}/trials", [*removed, *stripped]

@@ -43,9 +43,7 @@ class LeasedFolder:
         """The contexts that end when this driver leaves the folder: the renewals, then its turn on this machine."""
 
     def take(self, needs: str | None) -> HeldLease:
-        """Takes the lease, and brings the folder as the latest driver left it.
-
-        `needs` names an earlier sweep that this one starts from."""
+        """Takes the lease, and brings the folder as the latest driver left it, and the sweep that it `needs`."""
         with ExitStack() as failing:
             self._take_turn()
             failing.callback(self.release)

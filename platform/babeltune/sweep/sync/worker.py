@@ -54,8 +54,7 @@ if TYPE_CHECKING:
 UPLOAD_WAIT_S = 20.0
 """Seconds that training waits for a checkpoint to be sent; later it goes on, and the next report sends both."""
 LAST_UPLOAD_FACTOR = 2.0
-"""The upload of a trial's last checkpoint may take this many times `storage_timeout`, so that the driver gives up first
-and logs why."""
+"""A trial's last upload may take this many times `storage_timeout`: the driver gives up first, and logs why."""
 PROGRESS_INTERVAL_S = 15.0  # seconds between two notes of a trial's progress in the bucket
 HEARTBEAT_INTERVAL_S = 1.0  # seconds between two heartbeats while something is downloaded or uploaded
 log = logging.getLogger(__name__)

@@ -39,8 +39,7 @@ def here() -> NodeAffinitySchedulingStrategy:
 
 
 def beside(node: str | None) -> NodeAffinitySchedulingStrategy:
-    """The scheduling strategy for actors on this node; without a node, on the driver's. If it is gone by then, the
-    actor fails, and the pool starts another one."""
+    """The scheduling strategy for actors on this node, or on the driver's. If it is gone, the pool starts another."""
     return here() if node is None else NodeAffinitySchedulingStrategy(node, soft=False)
 
 

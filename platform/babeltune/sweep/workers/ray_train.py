@@ -32,8 +32,7 @@ ENVIRONMENT = {
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
-"""Environment of the controller of a Ray Train run. A worker that does not answer for two minutes counts as stalled,
-and all ranks are restarted."""
+"""Environment of a controller. A worker that is silent for two minutes counts as stalled: all ranks are restarted."""
 LEFT_OUT = (
     ray_internals.DatasetsCallback,
     ray_internals.PlacementGroupCleanerCallback,
@@ -76,8 +75,7 @@ class WorkerGroupTrainer(ray_internals.DataParallelTrainer):  # type: ignore[mis
         name: str,
         node: str | None = None,
     ) -> None:
-        """`dispatcher` and `name` are those of the dispatcher's actor and of the worker group. `node` is for the
-        controller; None: the driver's."""
+        """`dispatcher` names its actor, `name` the worker group. `node` has the controller; None: the driver's node."""
         resources = settings.resources
         super().__init__(
             loop,

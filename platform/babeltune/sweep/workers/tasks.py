@@ -18,8 +18,7 @@ from babeltune.sweep.sync.worker import with_prepared
 from babeltune.sweep.workers.nodes import cpus_there
 
 PROGRESS_TIMEOUT_S = 1800.0
-"""Seconds that a task may make no progress if nobody says otherwise; `progress_timeout` of cluster files has the same
-default."""
+"""Seconds that a task may make no progress by default, as `progress_timeout` of cluster files."""
 RESULT_TIMEOUT_S = 600.0
 """Seconds within which the result of a task that has ended must be here. The largest ones are lists of scores."""
 AHEAD = 2  # tasks for each CPU whose files travel with them that are begun at a time: one runs, one waits
@@ -95,8 +94,7 @@ def with_progress(
 def followed(
     task: Any, tell: Count, poll: Callable[[], None] = lambda: None, *, seconds: float = PROGRESS_TIMEOUT_S
 ) -> Any:
-    """The result of a task that `with_progress` runs. Calls `tell` with its progress. `ClusterError`, and the task
-    ends, if it is no further after `seconds`."""
+    """The result of a task that `with_progress` runs. `ClusterError`, and its end, if it is no further in `seconds`."""
     results: list[Any] = []
     last, since = None, time.monotonic()
     while True:
