@@ -54,8 +54,7 @@ def rename(
 ) -> None:
     """Give a sweep another name. Its id and its folder stay."""
     from babeltune.schema.bounds import NAME
-    from babeltune.sweep.state.folder import is_bare_trial, sweep_folders
-    from babeltune.sweep.state.names import name_of
+    from babeltune.sweep.state.folder import is_bare_trial, name_of, sweep_folders
 
     if not NAME.fullmatch(name) or is_bare_trial(name):
         flaw = "names a trial; write another one" if is_bare_trial(name) else "must be letters, digits, `_`, `.` or `-`"

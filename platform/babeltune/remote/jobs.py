@@ -29,7 +29,7 @@ from babeltune.files import draft_folder
 from babeltune.remote.wheel import build_plugins, build_wheel
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.ray_internals import job_client, status_without_token
-from babeltune.sweep.state.names import meant, name_of
+from babeltune.sweep.state.folder import meant, name_of
 from babeltune.sweep.sync.audit import ACTOR, actor
 from babeltune.sweep.workers.access import close_token_file
 

@@ -10,6 +10,8 @@
 
 Any process that sees the storage can read it while the sweep runs."""
 
+import functools
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +20,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
+from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest, plural
 from babeltune.files import write_json
 from babeltune.planning.recorded import sweep_from, sweep_id
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.schema.trial_names import trial_name, trial_number
 from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.log import log_of
-from babeltune.sweep.state.names import meant, name_of
 from babeltune.sweep.state.rebuild import damage, read_json, rebuilt
 
+log = logging.getLogger(__name__)
+MOST_NAMED = 5  # sweeps that a message lists
 FINISHED_FILES = ("prepared.json", "baselines.json")  # files of a finished sweep, besides its trials
 NUMBERED = re.compile(r"[tT]?([0-9]{1,9})")  # the name of a trial: `t0007`, `T7` or `7`
 SHOWN_TRIALS = 8  # trials of a sweep that an error lists by name; of more it says the first and the last
@@ -187,8 +190,50 @@ def sweep_folders(storage: Path) -> list[SweepFolder]:
     return sorted(folders, key=lambda f: (f.path / "sweep.json").stat().st_mtime, reverse=True)
 
 
+def name_of(sweep: str) -> str:
+    """The name in a sweep's id."""
+    return sweep.rpartition("-")[0]
+
+
+def meant(name: str, names: Mapping[str, str]) -> str | None:
+    """The id that the name means; None if it fits none. Case decides only between two. `names` has the name of each id
+    (`name_of`, unless the sweep was renamed), the latest first.
+
+    Of several sweeps with this name it is the latest, and a beginning must fit one alone. What was taken for another
+    word is logged. Raises `UnknownNameError` that lists the sweeps that a beginning fits."""
+    for spelled in (str, str.lower):
+        word = spelled(name)
+        whole = [each for each, called in names.items() if word in (spelled(each), spelled(called))]
+        begun = [each for each in names if word and spelled(each).startswith(word)]
+        if whole or len(begun) == 1:
+            fitting = whole or begun
+            if fitting[0] != name:
+                _say(name, fitting[0], tuple(fitting[1:]), alike=names[fitting[0]] == name)
+            return fitting[0]
+        if begun:
+            raise UnknownNameError(
+                f"{name!r} begins {plural(len(begun), 'sweep')}: {_list_words(begun)}; write more of it"
+            )
+    return None
+
+
+def _list_words(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    return ", ".join(ids[:MOST_NAMED]) + more
+
+
+@functools.cache
+def _say(name: str, choice: str, others: tuple[str, ...], *, alike: bool) -> None:
+    """Once in a process: a command may look its sweep up twice. A name that one sweep has is as good as its id."""
+    if others:
+        rest = _list_words(others)
+        log.warning(f"{name!r} fits {len(others) + 1} sweeps; this is the latest, {choice}; the others: {rest}")
+    elif not alike:
+        log.warning(f"{name!r} is taken for {choice}")
+
+
 def find_sweep(storage: Path, name: str | None) -> SweepFolder:
-    """The sweep that `names.meant` means, or without a name the latest one that is not archived.
+    """The sweep that `meant` means, or without a name the latest one that is not archived.
 
     Raises `UnknownNameError` that names the nearest."""
     folders = sweep_folders(storage)
