@@ -45,9 +45,9 @@ from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.log import LEDGER
 from babeltune.sweep.sync import driver as driver_module
 from babeltune.sweep.sync import leased_folder
-from babeltune.sweep.sync.checkpoint_names import latest_names
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.fencing import BucketLease, trial_fence
+from babeltune.sweep.sync.view import latest_names
 from babeltune.sweep.sync.worker import pull_trial, push_trial
 from babeltune.training.checkpoint import MANIFEST, REPORTS, checkpoint_folder, last_good, read_reports
 from waiting import PATIENCE_S, wait_until

@@ -36,7 +36,7 @@ from babeltune.sweep.state.examples import (
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
 from babeltune.sweep.state.leaderboard import winner
 from babeltune.sweep.state.progress import is_driven
-from babeltune.sweep.sync.checkpoint_names import bring_checkpoint
+from babeltune.sweep.sync.view import bring_checkpoint
 from babeltune.sweep.sync.worker import with_prepared
 from babeltune.training.checkpoint import checkpoint_folder
 

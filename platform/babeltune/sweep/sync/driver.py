@@ -28,10 +28,9 @@ from babeltune.storage.packages import write_below
 from babeltune.sweep.state.fencing import RENEWAL_INTERVAL_S, Clock, HeldLease
 from babeltune.sweep.state.folder import REQUESTS, SweepFolder
 from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome
-from babeltune.sweep.sync.checkpoint_names import checkpoints_there
 from babeltune.sweep.sync.leased_folder import LeasedFolder
 from babeltune.sweep.sync.shards import BucketStores, Carrier
-from babeltune.sweep.sync.view import StorageView, records_in, stores_of
+from babeltune.sweep.sync.view import StorageView, checkpoints_there, records_in, stores_of
 from babeltune.training.checkpoint import REPORTS, read_reports
 
 Result = TypeVar("Result")

@@ -17,8 +17,7 @@ from babeltune.storage.object_store import Entry
 from babeltune.storage.packages import MANIFESTS, PULLING
 from babeltune.sweep.state import housekeeping as rules
 from babeltune.sweep.state.stored import BucketStorage, may_be_driven
-from babeltune.sweep.sync.checkpoint_names import latest_names, names_in
-from babeltune.sweep.sync.view import StorageView
+from babeltune.sweep.sync.view import StorageView, latest_names, names_in
 from babeltune.training.checkpoint import MANIFEST
 
 SUPERSEDED = "superseded"  # in a mirror, the folder of sweeps that another machine went on with

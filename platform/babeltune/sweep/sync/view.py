@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 from babeltune.errors import ObjectStoreError, StoreError
 from babeltune.files import locked, make_folders, remove_folder, write_whole
 from babeltune.schema.cluster import Cluster
+from babeltune.storage.fence import Stamp, unstamped
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import Entry
-from babeltune.storage.packages import together
+from babeltune.storage.packages import manifest_key, together
 from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.folder import LABELS, REQUESTS, SweepFolder, find_sweep, sweep_folders
 from babeltune.sweep.state.log import LEDGER, log_of
 from babeltune.sweep.state.progress import STAGE
 from babeltune.sweep.state.stored import BucketStorage, FolderStorage, Storage, undriven
-from babeltune.sweep.sync.checkpoint_names import bring_checkpoint
 from babeltune.tracking.sweep_runs import CURSOR
 from babeltune.training.checkpoint import PROGRESS, REPORTS, checkpoint_folder
 
@@ -307,3 +307,42 @@ def bring_stores(mirror: Mirror, prepared: Prepared) -> None:
                 f"the storage {mirror.store.uri} has no sound {key}; `babeltune resume` on the machine that "
                 "prepared the sweep sends it again, and on any other prepares it again"
             )
+
+
+# A trial's checkpoints in a bucket: `000003-7` is that of the third report, sent under the token 7 of its driver.
+# So a late worker of an earlier driver never changes one that another reads. Without a driver there is no token.
+
+
+def names_in(prefix: str, keys: Iterable[str]) -> set[str]:
+    """The names of the folders right below a key, from a listing of its objects."""
+    return {at.removeprefix(f"{prefix}/").partition("/")[0] for at in keys}
+
+
+def parts_of(name: str) -> tuple[str, int]:
+    """A checkpoint's name in a trial's folder, and the token under which it was sent."""
+    base, _, token = name.partition("-")
+    return base, int(token) if token.isdigit() else 0
+
+
+def latest_names(prefix: str, entries: Mapping[str, Entry], since: int) -> dict[str, str]:
+    """By its name in a folder, the name in the bucket of each sealed checkpoint: that of the latest driver."""
+    latest: dict[str, str] = {}
+    for name in sorted(names_in(prefix, entries), key=parts_of):
+        base, token = parts_of(name)
+        if manifest_key(f"{prefix}/{name}") in entries and token >= since:
+            latest[base] = name
+    return latest
+
+
+def checkpoints_there(mirror: Mirror, key: str, since: int) -> dict[str, str]:
+    """By its name in a folder, the name of each of the trial's sealed checkpoints in the bucket."""
+    prefix = f"{key}/checkpoints"
+    return latest_names(prefix, mirror.store.entries(prefix), since)
+
+
+def bring_checkpoint(mirror: Mirror, folder: Path) -> bool:
+    """Whether a trial's checkpoint is in this folder, where it is downloaded to if need be."""
+    key = mirror.key(folder.parents[1])
+    stamp = unstamped(mirror.store.read(f"{key}/{REPORTS}") or b"")[1] or Stamp(0)
+    name = checkpoints_there(mirror, key, stamp.since).get(folder.name, folder.name)
+    return mirror.pull_package(f"{key}/checkpoints/{name}", folder)

@@ -31,10 +31,9 @@ from babeltune.storage.fence import Stamp, unstamped
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import Entry, is_local
 from babeltune.sweep.state.messages import TrialAssignment
-from babeltune.sweep.sync.checkpoint_names import checkpoints_there, latest_names, names_in, parts_of
 from babeltune.sweep.sync.fencing import BucketLease, trial_fence
 from babeltune.sweep.sync.housekeeping import evict
-from babeltune.sweep.sync.view import bring_stores
+from babeltune.sweep.sync.view import bring_stores, checkpoints_there, latest_names, names_in, parts_of
 from babeltune.training.checkpoint import (
     MANIFEST,
     PROGRESS,
