@@ -103,9 +103,8 @@ def worker_groups_that_fit(
         cpus, gpus = sum(n.get("CPU", 0) for n in nodes), sum(n.get("GPU", 0) for n in nodes)
         raise ClusterError(
             f"a worker group of {plural(least or workers, 'worker')} with {plural(cpus_per_worker, 'CPU')} and "
-            f"{plural(gpus_per_worker, 'GPU')} "
-            f"each does not fit: the cluster has {plural(cpus, 'CPU')} and {plural(gpus, 'GPU')} in all (nodes: "
-            f"{len(nodes)}); "
+            f"{plural(gpus_per_worker, 'GPU')} each does not fit: the cluster has {plural(cpus, 'CPU')} and "
+            f"{plural(gpus, 'GPU')} in all (nodes: {len(nodes)}); "
             "lower budget.workers in the sweep file, or cpus_per_worker or gpus_per_worker in the cluster file; "
             "`nodes_within` there asks for nodes where an autoscaler starts them"
         )
