@@ -24,8 +24,7 @@ from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Report, Sweep
 from babeltune.sweep.state.examples import EXAMPLES, Examples, ExampleSentence, LanguageAlignment, Similarities
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import LEDGER
+from babeltune.sweep.state.log import LEDGER, Ledger
 from babeltune.sweep.state.messages import TrialEnd
 from babeltune.sweep_report.live import POLL_INTERVAL_S, LivePage
 from benchmarks.__main__ import commit

@@ -14,8 +14,7 @@ from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Report
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
 from babeltune.sweep.state.leaderboard import steps_in
-from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import LEDGER, log_of
+from babeltune.sweep.state.log import LEDGER, Ledger, log_of
 from babeltune.sweep.state.messages import ENDED, ENDS, TrialEnd
 from babeltune.training.checkpoint import PROGRESS, checkpoint_folder, save_checkpoint, write_reports
 

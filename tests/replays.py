@@ -2,8 +2,7 @@
 
 from babeltune.sweep.search.study import Proposals, follow
 from babeltune.sweep.search.warm_start import kept_trials
-from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import LEDGER
+from babeltune.sweep.state.log import LEDGER, Ledger
 
 
 def replay(lines, sweep, suggest, warm=()):

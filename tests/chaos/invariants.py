@@ -17,8 +17,7 @@ from babeltune.planning.space import suggest
 from babeltune.promotion.candidate import find_candidate
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard
-from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import log_of
+from babeltune.sweep.state.log import Ledger, log_of
 from babeltune.tracking.sweep_runs import sent_runs
 from babeltune.training.build import make_method, make_student
 from babeltune.training.checkpoint import checkpoint_folder, last_good, load_checkpoint, read_reports

@@ -17,8 +17,7 @@ from babeltune.sweep.driver.changes import take_requests
 from babeltune.sweep.search.warm_start import TAKEN_OVER_FILE
 from babeltune.sweep.state.folder import LABELS, REQUESTS, find_sweep
 from babeltune.sweep.state.lease import folder_lease, only_driver
-from babeltune.sweep.state.ledger import Ledger, append_event
-from babeltune.sweep.state.log import LEDGER, log_of
+from babeltune.sweep.state.log import LEDGER, Ledger, append_event, log_of
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.gather import gather
 from made_sweeps import add_trial, make_sweep, renamed

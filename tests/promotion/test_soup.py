@@ -25,8 +25,7 @@ from babeltune.promotion.soup import averaged, best_or_average, members_of
 from babeltune.promotion.verdict import champion_for, is_same, start_of
 from babeltune.schema.records import Report
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import LEDGER
+from babeltune.sweep.state.log import LEDGER, Ledger
 from babeltune.train import Printer
 from babeltune.training.build import make_method, make_student
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, save_checkpoint

@@ -30,7 +30,7 @@ from babeltune.models.vocabulary import Vocabulary
 from babeltune.schema.records import HubSource, ParquetSource, Teacher, Transformer
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import leaderboard
-from babeltune.sweep.state.ledger import Ledger
+from babeltune.sweep.state.log import Ledger
 from babeltune.training.checkpoint import checkpoint_folder, last_good, load_checkpoint, read_reports, save_checkpoint
 
 SOURCES = [Path(package.__path__[0]) for package in (babeltune, babeltune_methods)]

@@ -38,7 +38,7 @@ from babeltune.sweep.search.study import write_study
 from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.leaderboard import leaderboard, trial_row, winner
 from babeltune.sweep.state.lease import only_driver, this_driver
-from babeltune.sweep.state.ledger import Ledger
+from babeltune.sweep.state.log import Ledger
 from babeltune.sweep.state.messages import ReportMessage, TrialEnd
 from babeltune.sweep.state.progress import is_driven
 from babeltune.sweep.state.provenance import check_unchanged, deciding_facts

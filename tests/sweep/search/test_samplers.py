@@ -14,8 +14,7 @@ from babeltune.planning import space
 from babeltune.schema.records import Budget, Data, Nsga2, Objective, Parameter, PlainSampler, Sweep, Tpe, TsvSource
 from babeltune.sweep.search import few_trials
 from babeltune.sweep.search.study import Proposals, sampler_for
-from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import LEDGER
+from babeltune.sweep.state.log import LEDGER, Ledger
 from babeltune.sweep.state.messages import TrialEnd
 from replays import replay
 

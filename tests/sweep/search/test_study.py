@@ -16,8 +16,7 @@ from babeltune.sweep.search.study import Proposals, write_study
 from babeltune.sweep.search.tune_searcher import Callbacks, TrialRecords, too_many_failed
 from babeltune.sweep.search.warm_start import warm_trials
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import LEDGER
+from babeltune.sweep.state.log import LEDGER, Ledger
 from babeltune.sweep.state.messages import TrialEnd
 from babeltune.tracking.sweep_runs import CURSOR
 from babeltune.training.checkpoint import write_reports

@@ -33,8 +33,7 @@ from babeltune.sweep.search.tune_run import prime, register_methods, scheduler_f
 from babeltune.sweep.search.tune_searcher import Callbacks, OptunaSearcher
 from babeltune.sweep.search.warm_start import warm_trials
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.ledger import Ledger, append_event
-from babeltune.sweep.state.log import LEDGER
+from babeltune.sweep.state.log import LEDGER, Ledger, append_event
 from babeltune.sweep.state.messages import TrialEnd, TrialOutcome
 from babeltune.sweep.workers.tasks import ray_refusals
 from made_sweeps import log_trial

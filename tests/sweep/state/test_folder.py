@@ -14,8 +14,7 @@ from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Objective, Report
 from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep
 from babeltune.sweep.state.leaderboard import front, leaderboard, trial_row, winner
-from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import SweepLog
+from babeltune.sweep.state.log import Ledger, SweepLog
 from babeltune.sweep.state.messages import TrialEnd
 from babeltune.sweep.state.progress import is_driven, standing, sweep_document
 from made_sweeps import log_trial

@@ -2,7 +2,7 @@ import pytest
 
 from babeltune.schema.records import Point, Report
 from babeltune.schema.storage_location import StorageLocation
-from babeltune.sweep.state.ledger import Ledger, end_facts
+from babeltune.sweep.state.log import Ledger, end_facts
 from babeltune.sweep.state.messages import FAILURES, Order, ReportMessage, TrialAssignment, TrialEnd, end_of
 
 ASSIGNMENT = TrialAssignment(

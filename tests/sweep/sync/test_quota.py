@@ -12,8 +12,7 @@ from babeltune.promotion import deletion
 from babeltune.promotion.deletion import delete
 from babeltune.schema.cluster import Cluster, Quota, read_cluster
 from babeltune.sweep.driver.run import submit
-from babeltune.sweep.state.ledger import append_event
-from babeltune.sweep.state.log import LEDGER, log_of
+from babeltune.sweep.state.log import LEDGER, append_event, log_of
 from babeltune.sweep.sync.audit import ACTOR, who
 from babeltune.sweep.sync.quota import hours_of, left_of
 from babeltune.sweep.sync.view import StorageView

@@ -18,8 +18,7 @@ from babeltune.sweep.driver.recorder import INTERRUPTED_WAIT_S, close_tracker
 from babeltune.sweep.state.fencing import DrivenError
 from babeltune.sweep.state.folder import LABELS, REQUESTS, SweepFolder
 from babeltune.sweep.state.lease import folder_lease, only_driver
-from babeltune.sweep.state.ledger import append_event
-from babeltune.sweep.state.log import LEDGER, SweepLog, log_of
+from babeltune.sweep.state.log import LEDGER, SweepLog, append_event, log_of
 from babeltune.sweep.state.stored import may_be_driven
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.view import StorageView

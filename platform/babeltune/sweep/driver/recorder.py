@@ -19,8 +19,7 @@ from babeltune.sweep.search.tune_searcher import Event
 from babeltune.sweep.state.fencing import OvertakenError
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import trial_row
-from babeltune.sweep.state.ledger import append_event
-from babeltune.sweep.state.log import LEDGER
+from babeltune.sweep.state.log import LEDGER, append_event
 from babeltune.sweep.state.messages import ENDED, Holder, State, Submission, TrialEnd, TrialOutcome
 from babeltune.sweep.state.provenance import environment_facts
 from babeltune.sweep.sync.audit import accountable

@@ -20,8 +20,7 @@ from babeltune.schema.paths import sqlite_url
 from babeltune.schema.records import Nsga2, PlainSampler, Scalar, Sweep, Tpe
 from babeltune.sweep.search.few_trials import FewTrials, FewTrialsSampler
 from babeltune.sweep.search.warm_start import WARM, Suggest, distributions_if_inside, distributions_of, kept_trials
-from babeltune.sweep.state.ledger import Ledger, end_facts
-from babeltune.sweep.state.log import LEDGER
+from babeltune.sweep.state.log import LEDGER, Ledger, end_facts
 from babeltune.sweep.state.messages import LedgerLine, TrialEnd, end_of
 from babeltune.tracking.sweep_runs import sent_runs
 

@@ -33,8 +33,7 @@ from babeltune.sweep.search.study import Proposals
 from babeltune.sweep.search.trial_proxy import LocalActors, MethodTrial, Result, TrialConfig
 from babeltune.sweep.search.tune_searcher import ENDED, Callbacks, OptunaSearcher, TrialRecords
 from babeltune.sweep.search.warm_start import Suggest, warm_trials
-from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import LEDGER, log_of
+from babeltune.sweep.state.log import LEDGER, Ledger, log_of
 from babeltune.sweep.state.messages import LedgerLine
 from babeltune.sweep.workers.dispatcher_client import DispatcherClient
 from babeltune.sweep.workers.pool import WorkerPool

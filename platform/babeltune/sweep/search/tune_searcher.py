@@ -19,8 +19,7 @@ from babeltune.sweep.search.study import Proposals
 from babeltune.sweep.search.trial_proxy import Result
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
 from babeltune.sweep.state.leaderboard import steps_in
-from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import log_of
+from babeltune.sweep.state.log import Ledger, log_of
 from babeltune.sweep.state.messages import ENDS, TrialAssignment, TrialEnd, TrialOutcome
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.training.checkpoint import PROGRESS, read_reports

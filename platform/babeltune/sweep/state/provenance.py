@@ -26,8 +26,7 @@ from babeltune.schema.base import from_plain
 from babeltune.schema.records import Sweep
 from babeltune.schema.trial_names import trial_name, trial_number
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.ledger import append_event
-from babeltune.sweep.state.log import LEDGER, log_of
+from babeltune.sweep.state.log import LEDGER, append_event, log_of
 from babeltune.sweep.state.messages import Accepted
 
 TAKEN_AT_THE_START = ("name", "objectives", "sampler.points", "sampler.warm_start")

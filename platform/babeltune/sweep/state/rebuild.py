@@ -15,8 +15,7 @@ from babeltune.errors import BabeltuneError, SweepError
 from babeltune.files import aside, plain, write_json
 from babeltune.schema.records import with_fitted
 from babeltune.schema.trial_names import trial_number
-from babeltune.sweep.state.ledger import Ledger
-from babeltune.sweep.state.log import LEDGER, log_of
+from babeltune.sweep.state.log import LEDGER, Ledger, log_of
 
 if TYPE_CHECKING:
     from babeltune.files import JsonObject
