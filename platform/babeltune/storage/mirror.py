@@ -8,22 +8,66 @@ pull never replaces a record with changes that wait to be pushed.
     <folder>/.seals/<key>.json     size and SHA-256 of a package's files, and the versions of these files
     <folder>/.synced/<key>.json    which version of a record it has
 
-A mirror with a `fence` changes a record only if it is as this process knows it, or if it still holds the lease."""
+A mirror with a `fence` changes a record only if it is as this process knows it, or if it still holds the lease. A
+bucket has no locks. It can only refuse a write to an object that has changed. So a new holder of the lease first writes
+its token into the records that decide results. A late write of an earlier holder expects the record as it was before,
+and the bucket refuses it."""
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from babeltune.files import draft_of, version
 from babeltune.schema.storage_location import StorageLocation
-from babeltune.storage.fence import Fence, unstamped
 from babeltune.storage.object_store import Entry
 from babeltune.storage.packages import Packages, document, together, write_below
 
 OVERLAP = 1024  # bytes of a record that only grows which are downloaded again, to see that it is still the same one
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """The last line of a record in the bucket: under which token it was written. Files on a disk do not have it."""
+
+    token: int
+    since: int = 0
+    """The first token whose checkpoints count. Older ones are of another driver's trial under this number."""
+
+    def line(self) -> bytes:
+        return b'\n{"lease": %d, "since": %d}\n' % (self.token, self.since)
+
+
+STAMPED = re.compile(rb'\n\{"lease": ([0-9]+), "since": ([0-9]+)\}\n\Z')
+
+
+def unstamped(data: bytes) -> tuple[bytes, Stamp | None]:
+    """A record's content and its stamp."""
+    stamp = STAMPED.search(data)
+    if stamp is None:
+        return data, None
+    return data[: stamp.start()], Stamp(int(stamp[1]), int(stamp[2]))
+
+
+@dataclass
+class Fence:
+    """The check of a mirror before it changes a record."""
+
+    token: int  # the fencing token under which this process writes
+    check: Callable[[], None]  # reads the lease, and raises if another process has it
+    stamped: str  # the name of the records that have a stamp
+    before_write: Callable[[], None] = lambda: None
+    """Raises if this process may write no more, as far as it knows without asking. A worker does not know when its
+    driver renewed the lease: the record's version alone decides."""
+    since: int = 0  # the first token whose checkpoints count, as a trial's reports in the bucket say
+
+    def stamp(self, key: str) -> Stamp | None:
+        """The stamp to write below a record's content; None for a record without a stamp."""
+        return Stamp(self.token, self.since) if key.endswith(f"/{self.stamped}") else None
 
 
 class Mirror(Packages):
@@ -31,6 +75,8 @@ class Mirror(Packages):
 
     def __init__(self, where: StorageLocation) -> None:
         super().__init__(where)
+        self.fence: Fence | None = None
+        """The fence that keeps this process from changing records without their lease; None: it is alone."""
         self._versions: dict[str, dict[str, Any]] = {}
 
     def waits(self, path: Path) -> bool:

@@ -22,7 +22,6 @@ from babeltune.errors import ObjectStoreError, StoreError, plural
 from babeltune.files import file_lock, in_turn, replace_folder, sha256_of, version, write_whole
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.stages import Count, uncounted
-from babeltune.storage.fence import Fence
 from babeltune.storage.object_store import Entry, ObjectStore, inside
 
 PACKAGE_MANIFEST = ".seal.json"
@@ -53,8 +52,6 @@ class Packages:
     def __init__(self, where: StorageLocation) -> None:
         self.store, self.folder = ObjectStore(where.uri, where.timeout), where.folder
         self.store.compares &= where.compares
-        self.fence: Fence | None = None
-        """The fence that keeps this process from changing records without their lease; None: it is alone."""
 
     def key(self, path: Path) -> str:
         return inside(path.relative_to(self.folder).as_posix())

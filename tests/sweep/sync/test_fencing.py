@@ -25,8 +25,7 @@ from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage import packages
-from babeltune.storage.fence import unstamped
-from babeltune.storage.mirror import Mirror
+from babeltune.storage.mirror import Mirror, unstamped
 from babeltune.storage.object_store import Entry, ObjectStore
 from babeltune.storage.packages import PACKAGE_MANIFEST
 from babeltune.sweep.state import fencing

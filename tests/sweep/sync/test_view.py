@@ -18,7 +18,7 @@ from babeltune.promotion.evaluate import evaluate_model
 from babeltune.promotion.promote import promote
 from babeltune.schema.cluster import Cluster
 from babeltune.stages import SEARCHING
-from babeltune.storage.fence import unstamped
+from babeltune.storage.mirror import unstamped
 from babeltune.storage.object_store import ObjectStore
 from babeltune.storage.packages import PACKAGE_MANIFEST
 from babeltune.sweep.driver.run import driven_folder, submit

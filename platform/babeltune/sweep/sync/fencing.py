@@ -4,7 +4,7 @@ The bucket compares an object's version and writes it in one step. The lease is 
 is each record. A driver that takes the lease claims the records that decide results: it writes its token into them.
 A late write of the earlier driver expects the record without that token, so the bucket refuses it."""
 
-from babeltune.storage.fence import Fence, Stamp, unstamped
+from babeltune.storage.mirror import Fence, Stamp, unstamped
 from babeltune.storage.object_store import Entry, ObjectStore
 from babeltune.sweep.state.fencing import OWNER, HeldLease, Lease, OvertakenError, Version, refuse_other_token
 from babeltune.sweep.state.log import LEDGER

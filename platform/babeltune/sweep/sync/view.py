@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from babeltune.errors import ObjectStoreError, StoreError
 from babeltune.files import locked, make_folders, remove_folder, write_whole
 from babeltune.schema.cluster import Cluster
-from babeltune.storage.fence import Stamp, unstamped
-from babeltune.storage.mirror import Mirror
+from babeltune.storage.mirror import Mirror, Stamp, unstamped
 from babeltune.storage.object_store import Entry
 from babeltune.storage.packages import manifest_key, together
 from babeltune.sweep.state.fencing import OWNER

@@ -27,8 +27,7 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune.schema.records import Objective, Report
 from babeltune.schema.storage_location import DAY_S, StorageLocation
 from babeltune.stages import LEAST_RATED_S, UPLOADING, Stage
-from babeltune.storage.fence import Stamp, unstamped
-from babeltune.storage.mirror import Mirror
+from babeltune.storage.mirror import Mirror, Stamp, unstamped
 from babeltune.storage.object_store import Entry, is_local
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.sync.fencing import BucketLease, trial_fence
