@@ -61,8 +61,7 @@ class Fence:
     check: Callable[[], None]  # reads the lease, and raises if another process has it
     stamped: str  # the name of the records that have a stamp
     before_write: Callable[[], None] = lambda: None
-    """Raises if this process may write no more, as far as it knows without asking. A worker does not know when its
-    driver renewed the lease: the record's version alone decides."""
+    """Raises if this process knows, without asking, that it may write no more. A worker does not know it."""
     since: int = 0  # the first token whose checkpoints count, as a trial's reports in the bucket say
 
     def stamp(self, key: str) -> Stamp | None:

@@ -119,8 +119,7 @@ def start_here(console: Callable[[list[str]], None], folder: str, **options: obj
 
 
 def dead_processes() -> list[str]:
-    """The names of Ray's own processes on this machine that have died. Ray itself would say so a minute later. Moved:
-    `psutil` knows the children of this process."""
+    """Ray's own dead processes here, a minute before it says so. Moved: `psutil` knows the children of this process."""
     return [name for name, _ in ray._private.worker._global_node.dead_processes()]
 
 

@@ -36,8 +36,7 @@ PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS = 6000, 8000, 250  # MLflow's 
 DAMAGED = ("file is not a database", "disk image is malformed")  # parts of SQLite's errors for a damaged file
 log = logging.getLogger(__name__)
 HTTP = {"MAX_RETRIES": "1", "BACKOFF_FACTOR": "1", "TIMEOUT": "30"}
-"""Environment of MLflow's HTTP client. Its own retries would take minutes; ours never end. Variables that are set
-already are kept."""
+"""Environment of MLflow's HTTP client, unless it is set. Its own retries would take minutes; ours never end."""
 
 
 def open_client(uri: str) -> MlflowClient:

@@ -89,8 +89,7 @@ def with_gpu_share(
     *,
     where: StorageLocation | None = None,
 ) -> Cluster:
-    """The cluster with a share in place of `auto`: a worker trains the first steps of the trials that can be proposed
-    on a GPU of its own. The arguments are those of `score_baselines`."""
+    """The cluster with a measured share in place of `auto`. The arguments are those of `score_baselines`."""
     if cluster.gpus_per_worker != "auto":
         return cluster
     if cluster.workers > 1:  # NCCL does not connect workers on one GPU

@@ -64,8 +64,7 @@ class _OpenTrial:
 
 
 class MlflowReader:
-    """Makes events of a sweep's log (`tracker.LogReader`). What it makes of a line depends on the lines before it and
-    on the folder, so that a store which gets a line twice has it once."""
+    """Makes events of a sweep's log (`tracker.LogReader`): of the same lines and folder the same events again."""
 
     def __init__(self, folder: SweepFolder, key_of: KeyOf) -> None:
         self._folder, self._key_of = folder, key_of

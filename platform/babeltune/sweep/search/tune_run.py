@@ -178,8 +178,7 @@ class _ByRule(_FollowsLocally, FIFOScheduler):  # type: ignore[misc]
 
 
 def scheduler_for(sweep: Sweep, dispatcher: DispatcherClient | None = None) -> TrialScheduler:
-    """The scheduler that judges reports, which come at equal shares of the pairs seen, by the first objective. Its
-    trials' reports come from the dispatcher; a replay needs none."""
+    """The scheduler that judges reports by the first objective. The dispatcher brings them; a replay needs none."""
     if sweep.scheduler.kind == "none":
         return _Fifo(dispatcher)
     if sweep.scheduler.kind != "asha":

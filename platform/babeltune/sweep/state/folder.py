@@ -91,8 +91,7 @@ class SweepFolder:
         return ended >= sweep.budget.trials and all(self.read(name) is not None for name in FINISHED_FILES)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """The JSON object in the file of that name, relative to the folder; what other records have of it if it is
-        damaged. None if it is not there yet, or nothing has what it held."""
+        """The JSON object in this file of the folder, or what others have of a damaged one; None if there is none."""
         path = self.path / name
         try:
             return read_json(path) if path.exists() else None

@@ -63,8 +63,7 @@ class Removal:
             return may
 
     def remove(self) -> None:
-        """The manifest of a checkpoint first forgets a file that is removed, so that it stays whole. Raises
-        `DamagedError`, and removes nothing, if the manifest is damaged."""
+        """First a manifest forgets the file. Raises `DamagedError`, and removes nothing, if that is damaged."""
         if self.rule:
             note_removed(self.path.parents[1], self.rule)
         manifest = self.path.parent / MANIFEST
@@ -129,8 +128,7 @@ def packages(package: Package, depth: int) -> Mapping[str, Package]:
 def unneeded(
     storage: Storage, before: float, top: int | None, replaced: Callable[[Package], set[str]] = lambda _: set()
 ) -> Iterator[Removal]:
-    """The files of the rule, in a storage that did not change since `before`. `replaced` gives the keys of the
-    checkpoints in a listing that others have replaced."""
+    """The files of the rule that did not change since `before`. `replaced` gives keys of superseded checkpoints."""
     yield from _unread_stores(storage, before)
     for sweep in storage.sweeps():
         if not may_be_driven(storage, sweep):

@@ -163,8 +163,7 @@ def noise_share(row: Row, metric: str) -> float:
 
 
 def pareto_front(rows: list[Row], objectives: tuple[Objective, ...]) -> set[str]:
-    """The names of the trials that no other one dominates: as good in every objective, and better in one. Speeds
-    differ only beyond what `noise_share` says of both."""
+    """The names of the trials that no other one dominates. Speeds differ only beyond `noise_share` of both."""
     names = [o.metric for o in objectives]
     scored = [row for row in rows if row.best is not None and all(name in row.metrics for name in names)]
     if not scored:

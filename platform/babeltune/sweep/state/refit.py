@@ -23,8 +23,7 @@ LENGTH = re.compile(r"(?P<times>[0-9]{1,6}(\.[0-9]{1,6})?)x|(?P<pairs>[0-9][0-9_
 
 
 def best_settings(folder: SweepFolder, top: int) -> list[Row]:
-    """The finished trials with the best `top` settings by the first objective, the best first; of equal settings under
-    several seeds the best. Raises `SweepError` if none has finished."""
+    """The best finished trials with the `top` best settings, whatever their seed. `SweepError` if there is none."""
     rows: list[Row] = []
     for row in leaderboard(folder):
         settings = [settings_of(other) for other in rows]

@@ -40,8 +40,7 @@ class AuditLine:
 
 
 def who() -> str:
-    """The name of the user whom this process runs as, or the number if this machine has no name for it, as in
-    containers. `LOGNAME` and `USER` say what the user likes."""
+    """The name, or else the number, of this process' user. `LOGNAME` and `USER` say what the user likes."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -120,8 +120,7 @@ def refuse_over_quota(cluster: Cluster, *, over_quota: bool) -> str:
 
 
 def keep_hours(view: StorageView, folder: SweepFolder) -> None:
-    """Writes the hours of a sweep that is about to be deleted into `deleted/`, beside those of earlier ones of its id.
-    The same deletion again, after it was cut short, writes them once."""
+    """Writes the hours of a sweep that is about to be deleted into `deleted/`, once, beside earlier ones of its id."""
     key = f"{DELETED}/{folder.id}.json"
     every = {**_read(view, key), _began(folder): hours_of(folder, time.time())}
     lines = {began: [[*name, value] for name, value in sorted(hours.items())] for began, hours in every.items()}

@@ -44,8 +44,7 @@ def beside(node: str | None) -> NodeAffinitySchedulingStrategy:
 
 
 def least_taken(worker: Mapping[str, float], counts: Mapping[str, int]) -> str | None:
-    """The node for one more controller: of those that hold a worker with these resources, and are not the driver's, the
-    one with the fewest for its size. None if there is no such node."""
+    """The node with the fewest controllers for its size that holds such a worker and is not the driver's, if any."""
     this_node = ray.get_runtime_context().get_node_id()
     room = {node: workers_held(worker, resources) for node, resources in nodes_there().items() if node != this_node}
     able = {node: count for node, count in room.items() if count > 0}

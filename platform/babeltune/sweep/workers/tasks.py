@@ -58,8 +58,7 @@ def first_of(references: list[Any], poll: Callable[[], None], seconds: float) ->
 
 
 def fetched(reference: Any, poll: Callable[[], None] = lambda: None, *, seconds: float = PROGRESS_TIMEOUT_S) -> Any:
-    """The result of a Ray task; an error of ours is raised as itself, without the worker's traceback. `ClusterError`,
-    and an end of the task, if that takes longer than `seconds`."""
+    """The result of a Ray task, or its own error. `ClusterError`, and its end, if it takes longer than `seconds`."""
     ready, _ = first_of([reference], poll, seconds)
     if not ready:
         kill([reference])
