@@ -47,8 +47,7 @@ STAMPED = re.compile(rb'\n\{"lease": ([0-9]+), "since": ([0-9]+)\}\n\Z')
 
 def unstamped(data: bytes) -> tuple[bytes, Stamp | None]:
     """A record's content and its stamp."""
-    stamp = STAMPED.search(data)
-    if stamp is None:
+    if (stamp := STAMPED.search(data)) is None:
         return data, None
     return data[: stamp.start()], Stamp(int(stamp[1]), int(stamp[2]))
 

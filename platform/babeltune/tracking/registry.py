@@ -265,8 +265,11 @@ def fetch_version(uri: str, version: Registered, folder: Path) -> Path:
 
 
 def registered_folder(folder: Path) -> str:
-    """The name of a registered model's folder of these files."""
-    return f"model-{_digest(folder)}"
+    """The name of a registered model's folder: `model-` and 12 hexadecimal digits of its files and their content."""
+    digest, of_mlflow = hashlib.sha256(), {folder / name for name in FOR_MLFLOW}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p not in of_mlflow):
+        digest.update(f"{path.relative_to(folder)} {sha256_of(path)}\n".encode())
+    return f"model-{digest.hexdigest()[:12]}"
 
 
 def versions_of(uri: str, name: str) -> list[Registered]:
@@ -300,12 +303,3 @@ def _promotion(uri: str, action: str) -> Iterator[MlflowClient]:
             f"cannot {action} in the MLflow store {without_password(uri)}: {mlflow_client.why(error)}; "
             "check that it answers (`babeltune ui`), then promote again"
         ) from error
-
-
-def _digest(folder: Path) -> str:
-    """12 hexadecimal digits that name the folder's files and their content, but for what `log_signature` adds."""
-    digest = hashlib.sha256()
-    of_mlflow = (folder / "MLmodel", folder / EXAMPLE)
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p not in of_mlflow):
-        digest.update(f"{path.relative_to(folder)} {sha256_of(path)}\n".encode())
-    return digest.hexdigest()[:12]

@@ -109,8 +109,7 @@ def steps_in(progress: Mapping[str, object]) -> dict[str, int]:
 
 def logged_row(trial: LoggedTrial, objectives: tuple[Objective, ...], condition: int = 1) -> Row:
     """The row of a trial as the log alone has it."""
-    key = objectives, condition
-    row: Row | None = trial.derived.get(key)
+    row: Row | None = trial.derived.get(key := (objectives, condition))
     if row is None:
         row = trial.derived[key] = _logged_row(trial, objectives, condition)
     return row

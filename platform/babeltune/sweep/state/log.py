@@ -204,9 +204,7 @@ class SweepLog:
         )
 
 
-@functools.lru_cache(maxsize=MOST_LOGS)
-def _log(path: Path) -> SweepLog:
-    return SweepLog(path)
+_log = functools.lru_cache(maxsize=MOST_LOGS)(SweepLog)
 
 
 def log_of(folder: Path) -> SweepLog:

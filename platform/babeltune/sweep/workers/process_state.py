@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import importlib
 import os
 import random
 import sys
@@ -75,8 +74,7 @@ class ProcessState:
         """Restores random and global state to that of a new process."""
         random.seed(seed)
         torch.manual_seed(seed)
-        with contextlib.suppress(ImportError):
-            importlib.import_module("numpy").random.seed(seed % 2**32)
+        np.random.seed(seed % 2**32)
         for put, value in self._switches:
             put(value)
         if dict(os.environ) != self._environment:

@@ -131,7 +131,6 @@ def ray_shards(
     options = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)
     remote = options(function if carrier is None else on_a_node)
     waiting, work, again = deque(arguments), dict[Any, tuple[object, ...]](), False
-
     packing = carrier and carrier.of(arguments)
     shared = packing and ray.put(packing.pack_shared())
 
@@ -140,15 +139,12 @@ def ray_shards(
             return remote.remote(*each)
         return remote.remote(function, each, packing.pack(each), shared, packing.place(each))
 
-    def start() -> None:
-        most = len(arguments) if packing is None else AHEAD * cpus_there()
-        while waiting and len(work) < most:
-            each = waiting.popleft()
-            work[begun(each)] = each
-
     try:
         while waiting or work:
-            start()
+            most = len(arguments) if packing is None else AHEAD * cpus_there()
+            while waiting and len(work) < most:
+                each = waiting.popleft()
+                work[begun(each)] = each
             ready, _ = first_of(list(work), poll, progress_timeout)
             if ready:
                 done = fetched(ready[0], poll, seconds=progress_timeout)

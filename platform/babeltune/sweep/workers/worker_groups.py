@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,24 +43,15 @@ class WorkerGroup:
         return id_of(self.controller)
 
 
-class WorkerGroups(Mapping[str, WorkerGroup]):
+class WorkerGroups(dict[str, WorkerGroup]):
     """Worker groups by name. Their ranks ask the dispatcher of this name for trials."""
 
     def __init__(self, settings: PoolSettings, dispatcher: str) -> None:
         self._settings, self._dispatcher = settings, dispatcher
-        self._groups: dict[str, WorkerGroup] = {}
+        super().__init__()
         self._started = 0
         self._ended: set[bytes] = set()
         """The creators of worker groups that were ended. Their processes may live on, if their node was lost."""
-
-    def __getitem__(self, name: str) -> WorkerGroup:
-        return self._groups[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._groups)
-
-    def __len__(self) -> int:
-        return len(self._groups)
 
     def add(self) -> str:
         """Starts one more, and returns its name."""
@@ -73,20 +64,20 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
         """Ends the worker group and starts it again; the dispatcher hands it its trial."""
         self.end([name])
         self._start(name)
-        self._groups[name].respawns, self._groups[name].reports_at_restart = respawns, report_count
+        self[name].respawns, self[name].reports_at_restart = respawns, report_count
 
     def _start(self, name: str) -> None:
         """A Ray Train run of the worker group's ranks."""
         # Its controller takes 115 MB, so it is where ranks may be, and not on the driver's node.
-        by_node = Counter(group.node for group in self._groups.values() if group.node is not None)
+        by_node = Counter(group.node for group in self.values() if group.node is not None)
         node = least_taken(self._settings.resources, by_node)
         trainer = WorkerGroupTrainer(worker_loop, self._settings, dispatcher=self._dispatcher, name=name, node=node)
         trainer.fit()
-        self._groups[name] = WorkerGroup(trainer.controller, trainer.controller.run.remote(), node)
+        self[name] = WorkerGroup(trainer.controller, trainer.controller.run.remote(), node)
 
     def ranks(self) -> dict[str, int]:
         """The number of ranks of each worker group that has nodes."""
-        creators = {group.creator: name for name, group in self._groups.items()}
+        creators = {group.creator: name for name, group in self.items()}
         placed = [g for g in groups_of(set(creators)) if g.state == PlacementGroupTableData.CREATED]
         return {creators[group.creator_actor_id]: len(group.bundles) for group in placed}
 
@@ -95,26 +86,26 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
         none: its own placement group asks. Else those that have a node, and as many as there is room for."""
         if self._settings.least == self._settings.workers:
             return len(self) * self._settings.workers
-        return places_of({group.creator for group in self._groups.values()}) + room_for(self._settings.resources)
+        return places_of({group.creator for group in self.values()}) + room_for(self._settings.resources)
 
     def note_unplaced(self, placed: Collection[str]) -> None:
         """Notes since when each of the others has had no node."""
         now = time.monotonic()
-        for name, group in self._groups.items():
+        for name, group in self.items():
             group.unplaced = None if name in placed else group.unplaced or now
 
     def lost(self) -> list[str]:
         """The worker groups without a node for longer than `UNPLACED_TIMEOUT_S`."""
         since = time.monotonic() - UNPLACED_TIMEOUT_S
-        return [name for name, group in self._groups.items() if group.unplaced is not None and group.unplaced < since]
+        return [name for name, group in self.items() if group.unplaced is not None and group.unplaced < since]
 
     def unresponsive(self, names: Collection[str]) -> list[str]:
         """Asks the controllers of these groups whether they live. Returns the groups whose controller has not answered
         in `UNANSWERED_SURVEYS` calls: it is stopped, and would not see that its ranks die."""
-        group_of = {group.answer: group for group in self._groups.values() if group.answer is not None}
+        group_of = {group.answer: group for group in self.values() if group.answer is not None}
         for answer in ray.wait(list(group_of), num_returns=len(group_of), timeout=0)[0] if group_of else []:
             group_of[answer].answer, group_of[answer].unanswered = None, 0
-        groups = [(name, self._groups[name]) for name in names if name in self]
+        groups = [(name, self[name]) for name in names if name in self]
         for _, group in groups:
             group.unanswered += group.answer is not None
             group.answer = group.answer or group.controller.lives.remote()
@@ -122,13 +113,13 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
 
     def ended(self, seconds: float) -> list[str]:
         """The worker groups whose run is over; waits at most `seconds` until all are."""
-        runs = [group.run for group in self._groups.values()]
+        runs = [group.run for group in self.values()]
         ended = ray.wait(runs, num_returns=len(runs), timeout=seconds)[0] if runs else []
-        return [name for name, group in self._groups.items() if group.run in ended]
+        return [name for name, group in self.items() if group.run in ended]
 
     def why_ended(self, name: str) -> str:
         """The last line of the error that ended the worker group's run."""
-        group = self._groups[name]
+        group = self[name]
         try:
             ray.get(group.run, timeout=CONTROLLER_TIMEOUT_S)
             error = ray.get(group.controller.get_result.remote(), timeout=CONTROLLER_TIMEOUT_S).error
@@ -143,7 +134,7 @@ class WorkerGroups(Mapping[str, WorkerGroup]):
 
         Ray frees a dead controller's placement groups only with the whole job. The last one may be unknown to every
         rank, so they are found by their creator once it is dead."""
-        groups = [self._groups.pop(name) for name in names]
+        groups = [self.pop(name) for name in names]
         for group in groups:
             ray.kill(group.controller)
         if groups:
