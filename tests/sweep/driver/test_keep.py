@@ -93,7 +93,7 @@ def test_the_best_trials_keep_their_checkpoints_when_a_driver_begins_and_leaves(
     names = trained(folder)
     assert len(names) > 2
     policy = policy_of(copied, trials=2)
-    tracker = track(f"sqlite:///{tmp_path}/other.db", folder, sweep.name, policy.key_of)
+    tracker = track(f"sqlite:///{tmp_path}/other.db", folder, sweep.name, policy._sync.key_of)
     with Recorder(sweep, folder, read_prepared(folder.prepared), tracker, {}, Cluster(), policy) as recorder:
         recorder.complete = True
     assert with_checkpoints(folder) == set(names[:2])

@@ -32,10 +32,6 @@ class CheckpointPolicy:
         self._best: list[Rank] = []  # the ranks of the trials that keep their checkpoints, the best first
         self.active = sweep.keep.trials is not None or not sweep.keep.optimizer
 
-    def key_of(self, place: Path, report: int) -> str:
-        """Where the storage has a trial's checkpoint."""
-        return self._sync.key_of(place, report)
-
     def catch_up(self) -> None:
         """For all trials that have ended: at the beginning, and at the end for what late workers wrote."""
         if not self.active:

@@ -52,10 +52,8 @@ PASSED_OVER = 50  # ended trials after which what stays of them is passed over w
 
 def register_methods() -> list[str]:
     """Registers every installed method with Tune under its name, and returns the names."""
-    names = sorted({entry.name for entry in importlib.metadata.entry_points(group="babeltune.methods")})
-    for name in names:
-        register(name)
-    return names
+    entries = importlib.metadata.entry_points(group="babeltune.methods")
+    return [register(name) for name in sorted({entry.name for entry in entries})]
 
 
 def register(method: str) -> str:

@@ -102,7 +102,8 @@ def check_unchanged(folder: SweepFolder, facts: dict[str, object], *, accept: bo
     spec = sweep if of_spec else None
     new_facts = {**recorded, **facts, **({"spec": sweep_id(spec)} if spec is not None else {})}
     ended = {number for number, trial in log_of(folder.path).trials.items() if trial.end is not None}
-    begun = sorted(ended | {trial_number(path.name) for path in folder.trials() if _trained(path)})
+    checkpoints = folder.path.glob("trials/t[0-9]*/checkpoints/[!.]*")
+    begun = sorted(ended | {trial_number(path.parents[1].name) for path in checkpoints})
     accepted: Accepted = {
         "changes": [plain(change) for change in changed],
         "begun": begun,
@@ -131,11 +132,6 @@ def finish_accepting(folder: SweepFolder) -> None:
     if accepting["spec"] is not None:
         folder.write("sweep.json", accepting["spec"])
     folder.write("facts.json", accepting["facts"])  # last: it says that all is written
-
-
-def _trained(place: Path) -> bool:
-    """Whether the trial in this folder has a checkpoint."""
-    return any(not path.name.startswith(".") for path in place.glob("checkpoints/*"))
 
 
 def _refuse_unfit(folder: SweepFolder, sweep: Sweep, changes: Iterable[Change]) -> None:
