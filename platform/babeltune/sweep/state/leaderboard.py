@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
+MOST_NAMED = 6  # metrics that the error of an unknown one names: the nearest
 LOST = "its last report is lost"  # the warning of a trial that finished and lacks its last report
 SPEED_NOISE = 0.15  # two speeds that differ by no more of themselves are the same: one model, measured twice, does
 
@@ -286,9 +287,6 @@ def by_language(rows: Sequence[Row], metric: str) -> dict[str, dict[str, float]]
         }
         scores[row.name] = ({"mean": row.metrics[metric]} if metric in row.metrics else {}) | each
     return scores
-
-
-MOST_NAMED = 6  # metrics that the error of an unknown one names: the nearest
 
 
 def check_known(folder: SweepFolder, rows: Sequence[Row], metric: str) -> None:
