@@ -127,8 +127,7 @@ def leased(sweep: str) -> Iterator[None]:
             break
         except ray.exceptions.ActorAlreadyExistsError:
             holder = _holder(name) or holder
-        # To wait for the lease of a process of this machine that lives is in vain.
-        if time.monotonic() - began > (EXIT_TIMEOUT_S if holder and lives(holder["process"]) else RAY_LEASE_TIMEOUT_S):
+        if time.monotonic() - began > (EXIT_TIMEOUT_S if _is_alive_here(holder) else RAY_LEASE_TIMEOUT_S):
             raise running_elsewhere(sweep, holder)
         time.sleep(0.5)
     try:
@@ -146,3 +145,8 @@ def _holder(name: str) -> DriverRecord | None:
     except (ValueError, ray.exceptions.RayError):
         return None
     return record
+
+
+def _is_alive_here(driver: DriverRecord | None) -> bool:
+    """Whether it is a process of this machine that lives, so that waiting for its lease is in vain."""
+    return bool(driver and lives(driver["process"]))
