@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from babeltune.errors import BabeltuneWarning, SpecError
 from babeltune.schema.cluster import Cluster, read_cluster
@@ -251,17 +251,23 @@ def compare(
         return compare_models(str(first), str(second), place, sweep=sweep)
 
 
+class ExportForm(TypedDict, total=False):
+    """The form of the model that `export` writes."""
+
+    format: Literal["static", "onnx"] | None
+    bits: Literal[4, 8] | None
+    dim: int | None
+
+
 def export(
     model: str | Path,
     out: str | Path,
     *,
-    format: Literal["static", "onnx"] | None = None,
-    bits: Literal[4, 8] | None = None,
-    dim: int | None = None,
     sweep: str | None = None,
     most_lost: float = 0.01,
     cluster: str | Path | None = None,
     progress: Progress | None = None,
+    **form: Unpack[ExportForm],
 ) -> Exported:
     """Makes a static model a table of whole numbers, which numpy reads, or a Transformer a graph for onnxruntime.
 
@@ -271,12 +277,13 @@ def export(
     for a model that cannot have this form, if no sweep is known, and if `out` exists."""
     from babeltune.promotion.small_table import Form, export_small
 
+    format, bits, dim = form.get("format"), form.get("bits"), form.get("dim")
     if format not in (None, "static", "onnx") or bits not in (None, 4, 8) or (dim is not None and dim < 1):
         words = f"format {format!r}, bits {bits!r}, dim {dim!r}"
         raise SpecError(f"{words}: write format 'static' or 'onnx', bits 4 or 8, and a dim of at least 1")
-    place, form = _cluster(cluster), Form(format=format, bits=bits, dim=dim)
+    place = _cluster(cluster)
     with _listening(progress):
-        return export_small(str(model), Path(out), place, form=form, sweep=sweep, most_lost=most_lost)
+        return export_small(str(model), Path(out), place, form=Form(**form), sweep=sweep, most_lost=most_lost)
 
 
 def runs(sweep: str | None = None, *, cluster: str | Path | None = None, archived: bool = False) -> pd.DataFrame:

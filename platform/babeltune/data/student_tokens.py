@@ -122,8 +122,7 @@ class StudentTokens:
         )
 
     def _own_tokenizer(self, student: Student, train_texts: Sequence[str]) -> Path:
-        """The folder of the tokenizer of a student without a named model: its start's, the teacher's, or a trained
-        one."""
+        """The folder of the tokenizer of a student without a named model: its start's, teacher's, or a trained one."""
         if (start := start_name(student)) is not None:
             return keep_start(self.stores.parent, start)
         if student.vocabulary == "teacher":

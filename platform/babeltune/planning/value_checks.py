@@ -106,9 +106,8 @@ def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[P
 
 
 def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
-    """Fixed settings and each parameter's values against the types of the method's `Config`, one at a time.
-
-    Two methods may have a setting of one name and different values; a parameter is judged by those that can get it."""
+    """Fixed settings and each parameter's values against the types of the method's `Config`, one at a time."""
+    # Two methods may have a setting of one name and different values: a parameter is judged by those that can get it.
     types = fields_of(method)
     searched = [
         (("parameters", name, kind_of(parameter)), name, value)

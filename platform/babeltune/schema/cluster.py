@@ -20,7 +20,7 @@ from babeltune.redaction import KEYS, holds_password, without_password
 from babeltune.schema.addresses import PLACE, is_place
 from babeltune.schema.bounds import NAME, Problem, at_least, or_word
 from babeltune.schema.document import read_document, validate
-from babeltune.schema.notice import Notice, secret_of_file
+from babeltune.schema.notice import Notice, check_token, secret_of_file
 from babeltune.schema.paths import expand, find_file, sqlite_url
 from babeltune.schema.records import Strict
 from babeltune.schema.storage_location import StorageLocation
@@ -73,9 +73,7 @@ class Serving(Strict):
         else:
             place = f"serve: the environment variable {self.token_env}"
             token = os.environ.get(self.token_env or "", "").strip()
-        if not (token and token.isascii() and token.isprintable() and " " not in token):
-            raise SpecError(f"{place} holds no token, which is one word of one line; put it there alone")
-        return token
+        return check_token(token, place)
 
     def problems(self) -> Iterator[Problem]:
         """Its problems."""
@@ -208,12 +206,8 @@ class Cluster(Strict):
         """The mirror of a storage behind a URI; None if the storage is a folder."""
         if not URI.fullmatch(self.storage):
             return None
-        return StorageLocation(
-            uri=self.storage.rstrip("/"),
-            cache=self.cache,
-            timeout=self.storage_timeout,
-            unused_days=self.clean_after_days,
-        )
+        uri, days = self.storage.rstrip("/"), self.clean_after_days
+        return StorageLocation(uri=uri, cache=self.cache, timeout=self.storage_timeout, unused_days=days)
 
     @property
     def folder(self) -> Path:
@@ -246,20 +240,12 @@ class Cluster(Strict):
             token = (os.environ if environ is None else environ).get(self.token_env, "").strip()
             if not token:
                 raise SpecError(f"cluster {self.name!r}: the environment variable {self.token_env} is not set; set it")
-            return self._whole(token, f"the environment variable {self.token_env}")
+            return check_token(token, f"cluster {self.name!r}: the environment variable {self.token_env}")
         if self.token_file is None:
             return None
         path = Path(self.token_file).expanduser()
         token = secret_of_file(path, f"cluster {self.name!r}: token_file", "the cluster's token")
-        return self._whole(token, f"token_file {path}")
-
-    def _whole(self, token: str, place: str) -> str:
-        """The token if it can be one: an HTTP header would print a broken one in its error."""
-        if not (token.isascii() and token.isprintable() and " " not in token):
-            raise SpecError(
-                f"cluster {self.name!r}: {place} holds no token, which is one word of one line; put it there alone"
-            )
-        return token
+        return check_token(token, f"cluster {self.name!r}: token_file {path}")
 
 
 def read_cluster(path: str | Path | None = None, *, environ: Mapping[str, str] | None = None) -> Cluster:
@@ -309,11 +295,8 @@ def _address_problems(cluster: Cluster) -> Iterator[Problem]:
         if not value:
             yield (key,), "must not be empty"
     if cluster.address and not ADDRESS.fullmatch(cluster.address):
-        yield (
-            ("address",),
-            f"{cluster.place!r} must be `local`, `auto` (the Ray of this machine), the HOST:PORT of a head, or its "
-            "dashboard's http://HOST:PORT",
-        )
+        ways = "`local`, `auto` (the Ray of this machine), the HOST:PORT of a head, or its dashboard's http://HOST:PORT"
+        yield ("address",), f"{cluster.place!r} must be {ways}"
     port = re.search(r":(\d+)(/[^@]*)?$", cluster.address)
     if port and not (len(port[1]) < 9 and 0 < int(port[1]) < 65536):
         yield ("address",), f"{cluster.place[:200]!r} has port {port[1][:20]}, and ports are 1 to 65535"
@@ -329,11 +312,9 @@ def _place_problems(cluster: Cluster) -> Iterator[Problem]:
     elif cluster.by_jobs and not cluster.storage.startswith(("/", "${")):
         yield ("storage",), f"{cluster.storage!r} must be a whole path on the cluster's nodes, such as /mnt/babeltune"
     if cluster.mlflow and not MLFLOW.fullmatch(cluster.mlflow):
-        yield (
-            ("mlflow",),
-            f"{without_password(cluster.mlflow)!r} must be a server, http://… or https://…, or a database: "
-            "sqlite:///…, postgresql://…, mysql://… or mssql://…",
-        )
+        databases = "sqlite:///…, postgresql://…, mysql://… or mssql://…"
+        words = f"must be a server, http://… or https://…, or a database: {databases}"
+        yield ("mlflow",), f"{without_password(cluster.mlflow)!r} {words}"
     if cluster.token_env is not None and cluster.token_file is not None:
         yield ("token_file",), "token_env is given too; keep one"
     for index, notice in enumerate(cluster.notify):
@@ -359,11 +340,10 @@ def _share_problems(cluster: Cluster) -> Iterator[Problem]:
     if cluster.least_workers is not None and cluster.least_workers > cluster.workers:
         yield ("least_workers",), f"{cluster.least_workers} must be at most workers, {cluster.workers}"
     if URI.fullmatch(cluster.storage) and cluster.progress_timeout <= cluster.storage_timeout:
-        yield (
-            ("progress_timeout",),
-            f"{cluster.progress_timeout:g} must be more than storage_timeout, {cluster.storage_timeout:g}: "
-            "training may wait so long for the store",
+        words = (
+            f"must be more than storage_timeout, {cluster.storage_timeout:g}: training may wait so long for the store"
         )
+        yield ("progress_timeout",), f"{cluster.progress_timeout:g} {words}"
     if problem := _shared_gpu(cluster):
         yield ("gpus_per_worker",), problem
 
@@ -381,10 +361,8 @@ def _no_places(cluster: Cluster) -> Iterator[Problem]:
 def _shared_gpu(cluster: Cluster) -> str | None:
     if cluster.workers == 1 or not 0 < cluster.gpus < 1:
         return None
-    return (
-        f"{cluster.gpus:g} with {cluster.workers} workers: NCCL does not connect workers on one GPU; "
-        "give each worker one, or trials one worker"
-    )
+    why = "NCCL does not connect workers on one GPU; give each worker one, or trials one worker"
+    return f"{cluster.gpus:g} with {cluster.workers} workers: {why}"
 
 
 def _uri_problems(protocol: str, place: str, cluster: Cluster) -> Iterator[Problem]:
@@ -392,20 +370,15 @@ def _uri_problems(protocol: str, place: str, cluster: Cluster) -> Iterator[Probl
     if not PROTOCOL.fullmatch(protocol):
         yield ("storage",), "must begin with one protocol in small letters, such as s3:// or gs://, or be a folder"
     elif not AFTER.fullmatch(place) or {".", ".."} & set(place.split("/")):
-        yield (
-            ("storage",),
-            f"what follows {protocol}:// must be a bucket and a prefix alone, such as {protocol}://bucket/prefix; "
-            "credentials and the endpoint belong in the environment (AWS_…, AWS_ENDPOINT_URL, "
-            "GOOGLE_APPLICATION_CREDENTIALS)",
-        )
+        words = f"what follows {protocol}:// must be a bucket and a prefix alone, such as {protocol}://bucket/prefix"
+        belong = "belong in the environment (AWS_…, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS)"
+        yield ("storage",), f"{words}; credentials and the endpoint {belong}"
     if protocol == "memory":
         yield ("storage",), "memory:// ends with its process; name s3://…, gs://… or a folder"
     if not cluster.mlflow:
-        yield (
-            ("storage",),
-            "`mlflow` must be given with a storage URI, in which MLflow's own file cannot be; name a server, or "
-            "`mlflow: sqlite:////PATH/mlflow.db` on this machine",
-        )
+        todo = "name a server, or `mlflow: sqlite:////PATH/mlflow.db` on this machine"
+        words = f"`mlflow` must be given with a storage URI, in which MLflow's own file cannot be; {todo}"
+        yield ("storage",), words
 
 
 def _is_secret(key: str, value: object) -> bool:
@@ -419,8 +392,6 @@ def _secret(key: str) -> str:
     why = "a secret does not belong in a file that is shared; "
     if key == "token":
         return why + "give `token_env: NAME_OF_A_VARIABLE` or `token_file: PATH` instead"
-    return (
-        why + f"write `{key}: ${{NAME_OF_A_VARIABLE}}`"
-        if key in EXPANDED
-        else why + "name it by token_env or token_file"
+    return why + (
+        f"write `{key}: ${{NAME_OF_A_VARIABLE}}`" if key in EXPANDED else "name it by token_env or token_file"
     )

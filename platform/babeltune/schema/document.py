@@ -310,8 +310,7 @@ def validate(document: Document, record: type[Record]) -> Record:
 
 
 def _without_defaults(document: Document, record: type, error: ValidationError) -> bool:
-    """Removes what other kinds of a record would have by default, as files with all defaults have it; whether there
-    was any."""
+    """Removes defaults of other kinds of a record, as files with all defaults have them; whether there were any."""
     keys = [written_key(document.values, problem) for problem in error.errors() if problem["type"] in UNKNOWN]
     removed = False
     for *outer, name in keys:

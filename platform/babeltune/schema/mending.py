@@ -158,8 +158,7 @@ def _numbers(value: JsonValue) -> Iterator[JsonValue]:
 
 
 def _read(words: str) -> Iterator[JsonValue]:
-    """The number that the words mean: in groups of thousands, with a decimal comma, a factor behind it, or as a
-    fraction."""
+    """The number that the words mean: in groups of thousands, with a decimal comma or a factor, or as a fraction."""
     readings: tuple[Callable[[], Fraction], ...] = (
         lambda: Fraction(re.sub("[ ,._'’]", "", words)) if GROUPED.fullmatch(words) else Fraction(words),
         lambda: Fraction(words.replace("⁄", "/").replace(",", ".").replace("_", "")),

@@ -140,20 +140,22 @@ def secret_of_file(path: Path, key: str, secret: str) -> str:
             status = os.fstat(file.fileno())
             text = file.read().strip()
     except OSError as error:
-        raise SpecError(
-            f"{key} {path} cannot be read ({error.strerror}); put {secret} there, for you alone (`chmod 600`), or name "
-            "another file"
-        ) from error
+        todo = f"put {secret} there, for you alone (`chmod 600`), or name another file"
+        raise SpecError(f"{key} {path} cannot be read ({error.strerror}); {todo}") from error
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
-        raise SpecError(
-            f"{key} {path} has the permissions {mode:04o}, so that others may read it; `chmod 600 {path}` keeps it to "
-            "its owner"
-        )
+        words = f"has the permissions {mode:04o}, so that others may read it; `chmod 600 {path}` keeps it to its owner"
+        raise SpecError(f"{key} {path} {words}")
     if status.st_uid not in (os.geteuid(), 0):
-        raise SpecError(
-            f"{key} {path} belongs to another user (uid {status.st_uid}), who may change it; name a file of your own"
-        )
+        words = f"belongs to another user (uid {status.st_uid}), who may change it; name a file of your own"
+        raise SpecError(f"{key} {path} {words}")
     if not text:
         raise SpecError(f"{key} {path} is empty; put {secret} in it")
     return text
+
+
+def check_token(token: str, place: str) -> str:
+    """The token if it can be one: an HTTP header would print a broken one in its error. Raises `SpecError`."""
+    if not (token and token.isascii() and token.isprintable() and " " not in token):
+        raise SpecError(f"{place} holds no token, which is one word of one line; put it there alone")
+    return token

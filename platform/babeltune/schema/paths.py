@@ -25,10 +25,8 @@ def expand(text: str, environ: Mapping[str, str] | None = None) -> str:
     def replace(match: re.Match[str]) -> str:
         value = variables.get(match[1]) or match[2]
         if value is None:
-            raise SpecError(
-                f"{text!r} needs the environment variable {match[1]}, which is not set; set it, or write "
-                f"${{{match[1]}:-default}}"
-            )
+            todo = f"set it, or write ${{{match[1]}:-default}}"
+            raise SpecError(f"{text!r} needs the environment variable {match[1]}, which is not set; {todo}")
         return value
 
     return VARIABLE.sub(replace, text)
@@ -38,10 +36,9 @@ def expand_open(text: str, environ: Mapping[str, str] | None = None) -> str:
     """`expand` for text that is recorded, shown and sent: `SpecError` for a variable that holds a secret, too."""
     for match in VARIABLE.finditer(text):
         if NAME.search(match[1]):
-            raise SpecError(
-                f"{text!r} would put the secret of the environment variable {match[1]} into files that are shared; "
-                "name another variable: libraries find credentials in the environment by themselves"
-            )
+            shares = f"would put the secret of the environment variable {match[1]} into files that are shared"
+            todo = "name another variable: libraries find credentials in the environment by themselves"
+            raise SpecError(f"{text!r} {shares}; {todo}")
     return expand(text, environ)
 
 

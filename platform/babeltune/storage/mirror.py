@@ -27,6 +27,7 @@ from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.object_store import Entry
 from babeltune.storage.packages import Packages, document, together, write_below
 
+STAMPED = re.compile(rb'\n\{"lease": ([0-9]+), "since": ([0-9]+)\}\n\Z')
 OVERLAP = 1024  # bytes of a record that only grows which are downloaded again, to see that it is still the same one
 
 
@@ -42,13 +43,9 @@ class Stamp:
         return b'\n{"lease": %d, "since": %d}\n' % (self.token, self.since)
 
 
-STAMPED = re.compile(rb'\n\{"lease": ([0-9]+), "since": ([0-9]+)\}\n\Z')
-
-
 def unstamped(data: bytes) -> tuple[bytes, Stamp | None]:
     """A record's content and its stamp."""
-    stamp = STAMPED.search(data)
-    if stamp is None:
+    if (stamp := STAMPED.search(data)) is None:
         return data, None
     return data[: stamp.start()], Stamp(int(stamp[1]), int(stamp[2]))
 

@@ -34,6 +34,7 @@ NOTE = "mlflow.note.content"  # the tag that MLflow shows as the description of 
 METRICS_PER_BATCH, ENTRIES_PER_BATCH = 1000, 100
 PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS = 6000, 8000, 250  # MLflow's limits
 DAMAGED = ("file is not a database", "disk image is malformed")  # parts of SQLite's errors for a damaged file
+EXPERIMENTS = "/#/experiments?workflowType=machine_learning"  # the page of them, in the mode for training models
 log = logging.getLogger(__name__)
 HTTP = {"MAX_RETRIES": "1", "BACKOFF_FACTOR": "1", "TIMEOUT": "30"}
 """Environment of MLflow's HTTP client, unless it is set. Its own retries would take minutes; ours never end."""
@@ -142,10 +143,6 @@ def linked(text: str, experiment: str, runs: Mapping[str, str]) -> str:
         return f"[{words}](#/experiments/{experiment}/runs/{run}{f'/artifacts/{artifact}' if artifact else ''})"
 
     return re.sub(r"\[([^\]]*)\]\(run:([^/)]*)/([^)]*)\)", link, text)
-
-
-EXPERIMENTS = "/#/experiments?workflowType=machine_learning"
-"""The page of all experiments, in the mode for training models."""
 
 
 def serve_command(uri: str, artifacts: Path, port: int, page: str = EXPERIMENTS) -> tuple[list[str], dict[str, str]]:

@@ -231,7 +231,7 @@ def test_the_command_fails_if_the_storage_cannot_be_written(storage, command, mo
     def denied(removal):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), f"{removal.path}.draft")
 
-    monkeypatch.setattr(housekeeping.Removal, "carry_out", denied)
+    monkeypatch.setattr(housekeeping.rules.Removal, "carry_out", denied)
     code, shown, err = command("clean", "--older", 0, "--yes")
     assert (code, shown) == (1, "")
     assert "not removed: " in err

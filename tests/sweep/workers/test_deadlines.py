@@ -80,7 +80,7 @@ def test_a_controller_that_does_not_say_why_it_ended_is_not_waited_for(silent, t
     monkeypatch.setattr(worker_groups, "CONTROLLER_TIMEOUT_S", 1.0)
     settings = PoolSettings(count=1, workers=1, cpus_per_worker=1, gpus_per_worker=0, run_trial="", storage=tmp_path)
     groups = WorkerGroups(settings, "a dispatcher")
-    groups._groups["one"] = WorkerGroup(silent, ray.put(None))
+    groups["one"] = WorkerGroup(silent, ray.put(None))
     assert groups.why_ended("one") == "its controller has not said why within 1 s"
 
 

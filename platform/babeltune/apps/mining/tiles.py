@@ -187,10 +187,9 @@ def _improve(
     member: int,
     first: int,
 ) -> None:
-    """Merges into `best` the cosines of its lines, all on one device.
-
-    Candidate j of group g of line l is at l·line + g·group + j·member; its index is `first` + g + j·groups. Only groups
-    whose `largest` cosine is better than a line's worst are read."""
+    """Merges into `best` the cosines of its lines, all on one device."""
+    # Candidate j of group g of line l is at l·line + g·group + j·member; its index is `first` + g + j·groups.
+    # Only groups whose `largest` cosine is better than a line's worst are read.
     device = cosines.device
     (lines, depth), groups = best.shape, largest.shape[1]
     worst = cosine_of(best[:, -1])

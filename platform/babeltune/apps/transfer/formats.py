@@ -202,11 +202,10 @@ def _two_columns(prefix: str) -> Callable[[list[tuple[int, str]]], list[Word] | 
 
 
 def _conllu(block: list[tuple[int, str]]) -> list[Word] | Broken:
-    """The words of a sentence as XTREME reads them (its `ud-conversion-tools` and `udpos_preprocess`).
-
-    A fused form (`2-3 du`) stands for its parts. It has the tag of the part that is nearest to the root, the first
-    of equally near ones. Empty nodes (`8.1`) are left out, and so are blanks and zero-width non-joiners within a
-    word. Sentences whose words a treebank withholds (all `_` but one at most) are broken."""
+    """The words of a sentence as XTREME reads them (its `ud-conversion-tools` and `udpos_preprocess`)."""
+    # A fused form (`2-3 du`) stands for its parts. It has the tag of the part that is nearest to the root, the first of
+    # equally near ones. Empty nodes (`8.1`) are left out, and so are blanks and zero-width non-joiners within a word.
+    # Sentences whose words a treebank withholds (all `_` but one at most) are broken.
     words: list[Word] = []
     heads: list[int] = []
     fused: dict[int, tuple[int, int, str]] = {}

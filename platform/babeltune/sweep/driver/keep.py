@@ -88,6 +88,5 @@ class CheckpointPolicy:
 
     def _drop_in_bucket(self, removed: Sequence[str], stripped: Sequence[str]) -> None:
         if self._sync.where is not None:
-            mirror = self._sync.mirror
-            drop = partial(drop_checkpoints, mirror, mirror.key(self._folder.path), removed, stripped)
-            self._sync.run_in_background(drop)
+            mirror, key = self._sync.mirror, self._sync.mirror.key(self._folder.path)
+            self._sync.run_in_background(partial(drop_checkpoints, mirror, key, removed, stripped))

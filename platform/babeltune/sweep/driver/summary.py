@@ -47,11 +47,9 @@ def summary_of(sweep: Sweep, id_: str, rows: Sequence[Row], baselines: Collectio
 def _note(sweep: Sweep, id_: str, rows: Sequence[Row], scored: Sequence[Row], baselines: Collection[str]) -> str:
     aims = [o.metric for o in sweep.objectives]
     lead = leading(scored)
-    best = (
-        f"**{link_to_run(lead.name, lead.name)}** is the best trial: {aims[0]} {lead.metrics[aims[0]]:.4f}."
-        if lead
-        else ""
-    )
+    best = ""
+    if lead:
+        best = f"**{link_to_run(lead.name, lead.name)}** is the best trial: {aims[0]} {lead.metrics[aims[0]]:.4f}."
     if lead and lead is not (first := scored[0]):
         best += f" {link_to_run(first.name, first.name)} ({first.state}) had {first.metrics[aims[0]]:.4f}."
     titles = ["", "state", *aims, *sweep.parameters]

@@ -89,8 +89,7 @@ class TrialRecords:
     def end(self, number: int, result: Result) -> None:
         """Records how a trial ended. `StorageError` if the storage ended it."""
         self.record(number, result)
-        reports = self.ledger.reports(number)
-        values = reports[-1]["values"] if reports else None
+        values = reports[-1]["values"] if (reports := self.ledger.reports(number)) else None
         end = result.get("end") or TrialEnd("stopped")
         if end.kind == "storage":
             raise StorageError(end.text)  # no fact about the trial, which stays as it is and is resumed
@@ -111,8 +110,7 @@ class TrialRecords:
         self._finish(number, TrialState.PRUNED, TrialEnd("pruned", text=text))
 
     def _finish(self, number: int, state: TrialState, end: TrialEnd) -> None:
-        reports = self.ledger.reports(number)
-        values = reports[-1]["values"] if reports else None
+        values = reports[-1]["values"] if (reports := self.ledger.reports(number)) else None
         self.record_end(number, state, values, end)
         self.tell("end", number, TrialOutcome(WORDS[state], end, values))
         self.judge()

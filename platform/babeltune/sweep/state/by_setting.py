@@ -16,6 +16,7 @@ from babeltune.sweep.state.leaderboard import Row, best_first
 from babeltune.sweep.state.progress import standing
 
 PARTS = 3  # parts into which a range is cut: low, middle and high
+NOT_SET = "not set"  # the label of trials without the setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +67,6 @@ def by_setting(folder: SweepFolder, setting: str) -> BySetting:
             Level(label=label, trials=trials, scored=len(values), best=best, best_trial=best_trial, mean=mean)
         )
     return BySetting(sweep=folder.id, setting=name, objective=objective, levels=tuple(levels))
-
-
-NOT_SET = "not set"
 
 
 def _setting_of(setting: str, parameters: Mapping[str, Parameter], sweep: str) -> str:

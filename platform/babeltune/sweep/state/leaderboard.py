@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
+MOST_NAMED = 6  # metrics that the error of an unknown one names: the nearest
 LOST = "its last report is lost"  # the warning of a trial that finished and lacks its last report
 SPEED_NOISE = 0.15  # two speeds that differ by no more of themselves are the same: one model, measured twice, does
 
@@ -109,8 +110,7 @@ def steps_in(progress: Mapping[str, object]) -> dict[str, int]:
 
 def logged_row(trial: LoggedTrial, objectives: tuple[Objective, ...], condition: int = 1) -> Row:
     """The row of a trial as the log alone has it."""
-    key = objectives, condition
-    row: Row | None = trial.derived.get(key)
+    row: Row | None = trial.derived.get(key := (objectives, condition))
     if row is None:
         row = trial.derived[key] = _logged_row(trial, objectives, condition)
     return row
@@ -287,9 +287,6 @@ def by_language(rows: Sequence[Row], metric: str) -> dict[str, dict[str, float]]
         }
         scores[row.name] = ({"mean": row.metrics[metric]} if metric in row.metrics else {}) | each
     return scores
-
-
-MOST_NAMED = 6  # metrics that the error of an unknown one names: the nearest
 
 
 def check_known(folder: SweepFolder, rows: Sequence[Row], metric: str) -> None:

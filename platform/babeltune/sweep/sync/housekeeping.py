@@ -20,6 +20,7 @@ from babeltune.sweep.state.stored import BucketStorage, may_be_driven
 from babeltune.sweep.sync.view import StorageView, latest_names, names_in
 from babeltune.training.checkpoint import MANIFEST
 
+IN_USE, GONE = "in use by now", "gone meanwhile"  # why a file stays though nothing failed
 SUPERSEDED = "superseded"  # in a mirror, the folder of sweeps that another machine went on with
 
 
@@ -153,9 +154,6 @@ def clean(view: StorageView, *, older_s: float) -> tuple[int, int]:
     """Removes what can go: how many files and folders, and their bytes. What a storage refuses stays."""
     done = [removal.size for removal in everything(view, older_s=older_s) if not remove_or_say_why(removal)]
     return len(done), sum(done)
-
-
-IN_USE, GONE = "in use by now", "gone meanwhile"  # why a file stays though nothing failed
 
 
 def remove_or_say_why(removal: rules.Removal) -> str:
