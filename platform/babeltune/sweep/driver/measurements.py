@@ -78,7 +78,7 @@ def measure_rates(sweep: Sweep, folder: SweepFolder, cluster: Cluster, poll: Cal
 
 def earlier_rates(folder: SweepFolder) -> dict[str, dict[str, Any]]:
     """The rates that sweeps of the storage have by kind of worker, and the sweep that measured them."""
-    records = {}
+    records: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.path.parent.glob(f"*/{RATES}")):
         record = SweepFolder(path.parent).read(RATES) or {}
         if "worker" in record:

@@ -38,7 +38,11 @@ STORE_NAME = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """The name of a store: what it is, and the digest of what it was made from."""
 MayGo = Callable[[], AbstractContextManager[bool]]
 """Asks again whether something may go. Within the block the answer holds."""
-always: MayGo = partial(nullcontext, True)  # permission for files that nobody else can use
+
+
+def always() -> AbstractContextManager[bool]:
+    """Permission for files that nobody else can use."""
+    return nullcontext(True)
 
 
 @dataclass(frozen=True)
