@@ -201,7 +201,7 @@ def export(
     from babeltune.cli.render import show_exported
 
     if int8 and int4:
-        raise typer.BadParameter("is another number of bits than --int4; give one of them", param_hint="--int8")
+        raise typer.BadParameter("and --int4 exclude each other; give one of them", param_hint="--int8")
     if int4 and format_ == "onnx":
         raise typer.BadParameter("is for tables of static models; give --int8, or neither", param_hint="--int4")
     bits: Literal[4, 8] | None = 4 if int4 else 8 if int8 else None

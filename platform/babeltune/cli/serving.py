@@ -40,7 +40,9 @@ def serve(
     cluster file says otherwise. Ctrl-C or SIGTERM ends it after the requests in flight."""
     from babeltune.errors import SpecError
 
-    if missing := [name for name in ("orjson", "prometheus_client") if find_spec(name) is None]:
+    if twice := [name for place, name in enumerate(models) if name in models[:place]]:
+        raise typer.BadParameter(f"{twice[0]!r} is named twice; name each model once", param_hint="MODEL")
+    if missing := [name for name in ("httptools", "orjson", "prometheus_client") if find_spec(name) is None]:
         raise SpecError(f"serve needs the package {missing[0]}: `pip install 'babeltune[serve]'`")
     chosen = cluster_of(cluster)
     token = chosen.serve.token()
@@ -48,6 +50,7 @@ def serve(
     import uvicorn
 
     from babeltune.apps.serving.app import Server
+    from babeltune.apps.serving.connections import Connection
     from babeltune.apps.serving.models import Served
 
     with steps_shown("loading the models"):
@@ -60,6 +63,7 @@ def serve(
         access_log=False,
         server_header=False,
         ws="none",
+        http=Connection,
         timeout_graceful_shutdown=LAST_WAIT_S,
     )
     host = f"[{chosen.serve.host}]" if ":" in chosen.serve.host else chosen.serve.host

@@ -111,8 +111,12 @@ def file_digest(path: Path, _modified: int) -> str:
 
 
 def _snapshot(name: str, revision: str | None, setting: str) -> Path:
+    if Path(name).is_file():
+        raise TeacherError(f"{setting} {name!r} is a file; give the folder of a model")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
-        raise TeacherError(f"{setting} {name!r}: no such folder; give an existing folder or a hub id")
+        raise TeacherError(
+            f"{setting} {name!r}: no such folder; give an existing folder, a hub id, or a promoted model as NAME@ALIAS"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

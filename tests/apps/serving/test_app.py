@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Dense, Normalize, StaticEmbedding
 
 from babeltune.apps.serving import app as serving
+from babeltune.apps.serving import connections
 from babeltune.apps.serving.models import BATCH, Batches, Encoded, Served, encoder_of
 from babeltune.data.teacher import teacher_folder
 from babeltune.errors import SpecError, UnknownNameError
@@ -49,7 +50,8 @@ def folders(tmp_path_factory):
 
 def running(app):
     """The address of a server of this app."""
-    config = uvicorn.Config(app, port=free_port(), log_level="warning", timeout_graceful_shutdown=5)
+    more = {"log_level": "warning", "timeout_graceful_shutdown": 5, "http": connections.Connection}
+    config = uvicorn.Config(app, port=free_port(), **more)
     return in_a_thread(uvicorn.Server(config))
 
 
@@ -180,7 +182,24 @@ def test_a_body_that_is_no_json_object_is_refused(address):
 def test_an_unknown_path_or_verb_is_answered_with_those_that_there_are(address):
     assert "/v1/embeddings" in post(address, "/v1/rerank").json()["error"]["message"]
     answer = requests.get(f"{address}/embed", timeout=PATIENCE_S)
-    assert (answer.status_code, "/embed" in answer.json()["error"]) == (405, True)
+    assert (answer.status_code, answer.json()["error"]) == (405, "GET /embed: use POST")
+
+
+def test_a_request_whose_headers_do_not_end_loses_its_connection(folders, monkeypatch):
+    monkeypatch.setattr(connections, "HEADERS_S", 1.0)
+    with running(serving.Server([Served(str(folders[0]), Cluster())]).app()) as url:
+        host, port = url.removeprefix("http://").split(":")
+        for begun in (
+            b"",
+            b"GET /health HTTP/1.1\r\n",
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HT",
+        ):
+            with socket.create_connection((host, int(port)), PATIENCE_S) as one:
+                one.sendall(begun)
+                answer = b""
+                while part := one.recv(65536):
+                    answer += part
+                assert answer.count(b"HTTP/1.1 200") == begun.count(b"\r\n\r\n")
 
 
 def stream(address, chunks):

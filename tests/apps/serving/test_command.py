@@ -64,6 +64,10 @@ def test_a_busy_port_and_a_wrong_model_are_one_line(command, tmp_path, monkeypat
     assert f"--port {port}: 127.0.0.1:{port} cannot be used" in words
     words = command.refuses("serve", "absent@champion", "--port", free_port())
     assert "has no models:/absent@champion; there: none" in words
+    assert f"{BUNDLED!r} is named twice; name each model once" in command.refuses("serve", BUNDLED, BUNDLED)
+    (tmp_path / "texts.txt").write_text("a\n")
+    words = command.refuses("serve", tmp_path / "texts.txt", "--port", free_port())
+    assert "texts.txt' is a file; give the folder of a model" in words
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,9 @@ class Server:
         }
 
         async def other(request: Request, error: Any) -> Response:
-            words = f"{request.method} {request.url.path[:100]}: there are {', '.join(answers)}"
+            path = request.url.path[:100]
+            use = f"use {answers[path][0]}" if path in answers else f"there are {', '.join(answers)}"
+            words = f"{request.method} {path}: {use}"
             return error_response(request.url.path, RequestError(error.status_code, words))
 
         app = FastAPI(openapi_url=None, exception_handlers={404: other, 405: other}, lifespan=self.lifespan)
@@ -227,9 +229,8 @@ class Server:
     async def _encode(self, model: Served, fields: dict[str, Any], key: str) -> tuple[Encoded, Any, dict[str, str]]:
         """The texts' vectors, whole and with the numbers that were asked for, and the headers of the answer."""
         begun, encoder = time.perf_counter(), model.encoder
-        headers = (
-            {"x-model-version": model.version} if model.version else {}
-        )  # now: the alias may move before the answer
+        # The alias may move before the answer, so the version is asked for now.
+        headers = {"x-model-version": model.version} if model.version else {}
         texts, dim = texts_of(fields.get(key), key), fields.get("dimensions")
         if dim is not None and not (type(dim) is int and 1 <= dim <= encoder.dim):
             raise RequestError(
@@ -265,7 +266,7 @@ async def fields_of(request: Request) -> dict[str, Any]:
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise RequestError(400, f"the body is no JSON in UTF-8 ({error}); send an object") from None
+        raise RequestError(400, f"the body cannot be read as JSON: {error}; send an object in UTF-8") from None
     if not isinstance(fields, dict):
         raise RequestError(400, "the body must be a JSON object")
     return fields
