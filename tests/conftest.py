@@ -469,7 +469,7 @@ def copied(copy_of, tmp_path):
 
 @pytest.fixture
 def copied_home(copied, monkeypatch):
-    """That copy, in the storage of which commands look."""
+    """That copy, as the storage that commands use."""
     monkeypatch.setenv("BABELTUNE_HOME", copied[2].storage)
     return copied
 
