@@ -628,7 +628,7 @@ def share_a_corpus(folder):
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(SCENE_S, exit=True)
     wait_for_nodes()
-    worker_groups.UNPLACED_TIMEOUT_S = pool_module.SURVEY = 1.0
+    worker_groups.UNPLACED_TIMEOUT_S = pool_module.SURVEY_INTERVAL_S = 1.0
     scenes = (come_and_go, shrink_and_grow, lose_one_of_two, wait_for_room, stop_without_nodes, one_bad_node)
     scenes += (one_blind_node, from_none, regrow, share_a_gpu, measure_a_share, two_gpus, fill_a_gpu, with_tls)
     scenes += (controllers_beside_ranks, share_a_corpus, share_a_sweep, share_a_bucket, a_head_that_stands_still)
