@@ -35,6 +35,7 @@ def models(tmp_path_factory):
     for name, rows in (("old", table), ("turned", turned), ("other", random.standard_normal((len(table), 3)))):
         modules = [StaticEmbedding(tokenizer, embedding_weights=rows.astype(np.float32)), Normalize()]
         SentenceTransformer(modules=modules).save(str(place / name))
+        (place / name / "README.md").write_text("---\nlanguage: [en]\n---\n# m\n", encoding="utf-8")
     return place
 
 
@@ -76,6 +77,7 @@ def test_the_folder_is_a_model_with_vectors_near_the_old_ones(models, copied, tm
     done = json.loads(result.stdout)
     assert done["kept"] > 0.95
     assert done["folder"] == str(out)
+    assert "language:\n- en" in (out / "README.md").read_text(encoding="utf-8"), "the header of the new model"
     old, adapted = SentenceTransformer(str(models / "old")), SentenceTransformer(str(out))
     assert (old.encode(TEXTS) * adapted.encode(TEXTS)).sum(1).min() > 0.95
     canary = read_canary(out / SPACE)

@@ -13,6 +13,7 @@ from babeltune.method import available, needs_of
 from babeltune.models.hub import BUNDLED, split_revision
 from babeltune.planning.sweep_file import BUNDLED_ROOT
 from babeltune.promotion.card_facts import CardFacts
+from babeltune.promotion.inherited_card import NOT_STATED
 from babeltune.schema.base import flat, number
 from babeltune.schema.languages import meaning
 from babeltune.schema.records import PivotSource, TranslateSource
@@ -259,7 +260,7 @@ def _origin(source: Source, sweep: Sweep) -> str:
 
 def _licence(source: Source, sweep: Sweep) -> str:
     bundled = sweep.data.root == BUNDLED_ROOT and source.dataset is None
-    return source.license or ("CC0-1.0" if bundled else "as the data set says" if source.dataset else "not stated")
+    return source.license or ("CC0-1.0" if bundled else "as the data set says" if source.dataset else NOT_STATED)
 
 
 def limits(trial: Trial, languages: Sequence[str], decision: Decision) -> list[str]:
