@@ -21,7 +21,7 @@ from babeltune.promotion.small_table import write_table
 from babeltune.schema.records import Teacher
 
 pytestmark = pytest.mark.slow
-TEXTS = ["A boat lies on the beach.", "Un bateau est sur la plage.", "The storm was heard at night.", "word " * 60]
+TEXTS = ["A boat lies on the beach.", "Un bateau est sur la plage.", "The storm came at night.", "word " * 60]
 COUNTED = [f"a text with the number {number} and some words" for number in range(120)]
 
 
