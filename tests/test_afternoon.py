@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from babeltune.apps.own_files.tables import read_table
-from benchmarks import afternoon, exports
+from benchmarks import afternoon, exports, openvino
 from corpora import DATA, needs_data
 
 PAGE = afternoon.PAGE.read_text(encoding="utf-8")
@@ -33,6 +33,11 @@ def test_the_table_of_forms_is_the_records_and_their_goals_hold():
     assert static["sizes"][1] <= 0.27 * static["sizes"][0]
     assert static["lost"] <= 0.002
     assert record["adapter"]["kept"] >= 0.95
+
+
+def test_the_sentence_about_openvino_is_the_records():
+    page, record = (path.read_text(encoding="utf-8") for path in (openvino.PAGE, openvino.RECORD))
+    assert openvino.with_sentence(page, json.loads(record)) == page
 
 
 def test_the_files_are_as_messy_as_the_page_says(tmp_path):

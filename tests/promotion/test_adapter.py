@@ -30,6 +30,7 @@ def models(tmp_path_factory):
     place = tmp_path_factory.mktemp("models")
     for name, rows in (("old", table), ("turned", turned), ("other", random.standard_normal((len(table), 3)))):
         static_model(place / name, rows)
+        (place / name / "README.md").write_text("---\nlanguage: [en]\n---\n# m\n", encoding="utf-8")
     return place
 
 
@@ -61,6 +62,7 @@ def test_the_folder_is_a_model_with_vectors_near_the_old_ones(models, copied_hom
     done = json.loads(result.stdout)
     assert done["kept"] > 0.95
     assert done["folder"] == str(out)
+    assert "language:\n- en" in (out / "README.md").read_text(encoding="utf-8"), "the header of the new model"
     old, adapted = SentenceTransformer(str(models / "old")), SentenceTransformer(str(out))
     assert (old.encode(TEXTS) * adapted.encode(TEXTS)).sum(1).min() > 0.95
     canary = read_canary(out / SPACE)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
 from tokenizers import Tokenizer
@@ -42,6 +43,8 @@ def small(tmp_path_factory):
     modules = [Transformer(str(place / "bert"), max_seq_length=24), Pooling(32, "mean"), Dense(32, 16), Normalize()]
     model = SentenceTransformer(modules=modules, prompts={"x": "boat: "}, default_prompt_name="x", device="cpu")
     model.save(str(place / "model"), create_model_card=False)
+    header = "---\nlanguage: [en, fr]\nlibrary_name: sentence-transformers\n---\n"
+    (place / "model" / "README.md").write_text(f"{header}# m\n\n## Limits\n\n* eng only\n", encoding="utf-8")
     return place / "model"
 
 
@@ -67,12 +70,17 @@ def test_the_command_writes_a_folder_whose_card_encodes_without_torch(small, cop
     assert (done["format"], done["bits"], done["dim"]) == ("onnx", 8, 16)
     assert done["sizes"][1] < 0.6 * done["sizes"][0]
     assert max(map(abs, done["losses"].values())) < 0.1
-    names = ["README.md", "encoder.json", "model.onnx", "tokenizer.json"]
+    names = ["README.md", "canary.json", "encoder.json", "model.onnx", "tokenizer.json"]
     assert sorted(path.name for path in out.iterdir()) == names
     run = [sys.executable, "-I", "-c", RUN, json.dumps(TEXTS)]
     vectors = np.array(json.loads(subprocess.run(run, cwd=out, capture_output=True, check=True).stdout))
     expected = SentenceTransformer(str(small), device="cpu").encode(TEXTS)
     assert (vectors * expected).sum(1).min() > 0.99
+    code, _, words = command("push", out, tmp_path / "pushed", "--license", "mit")
+    assert code == 0, words
+    card = ModelCard((tmp_path / "pushed" / "README.md").read_text(encoding="utf-8"))
+    assert (card.data.library_name, card.data.language, card.data.license) == (None, ["en", "fr"], "mit")
+    assert "* eng only" in card.text
     code, said, _ = command("export", small, "--sweep", folder.id, "--out", tmp_path / "no", "--most-lost", -1)
     assert code == 3
     assert "more than --most-lost -1.0; nothing is written" in said

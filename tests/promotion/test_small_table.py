@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.numpy import save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Dense, Normalize, StaticEmbedding
@@ -16,11 +18,15 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from babeltune.cli import app
+from babeltune.data.prepared import TextTask, read_prepared
 from babeltune.data.teacher import teacher_folder
 from babeltune.errors import SpecError, TeacherError
+from babeltune.files import plain, write_json
 from babeltune.promotion import small_table as module
+from babeltune.promotion.drift import FILE, Slice, read_profile, write_profile
 from babeltune.promotion.small_encoder import SmallEncoder
-from babeltune.promotion.small_table import Form, export_small, packed, table_of, whole_numbers
+from babeltune.promotion.small_table import Form, export_small, packed, table_of, whole_numbers, write_table
+from babeltune.promotion.sweep_scores import compare_models
 from babeltune.schema.records import Teacher
 
 pytestmark = pytest.mark.usefixtures("one_scoring_process")
@@ -35,6 +41,39 @@ print(json.dumps(vectors.tolist()))
 """
 
 
+CARD = """---
+language: [en, fr]
+library_name: sentence-transformers
+tags: [sentence-transformers, babeltune]
+base_model: me/base
+model-index:
+- name: small
+  results:
+  - task: {type: sentence-similarity}
+    dataset: {name: everyday fra-eng, type: everyday, config: fra-eng, split: test}
+    metrics:
+    - {type: accuracy, value: 0.9292}
+---
+# m
+
+## Settings
+
+nothing
+
+## Training text
+
+| source | from | licence |
+|---|---|---|
+| mine | a.tsv | not stated |
+
+## Limits
+
+* It was trained for eng, fra.
+
+## More
+"""
+
+
 @pytest.fixture(scope="module")
 def static(tmp_path_factory):
     """A static model with a linear layer after its table, and a prompt; its folder."""
@@ -44,6 +83,7 @@ def static(tmp_path_factory):
     folder = tmp_path_factory.mktemp("static") / "model"
     model = SentenceTransformer(modules=[*modules, Normalize()], prompts={"x": "boat "}, default_prompt_name="x")
     model.save(str(folder))
+    (folder / "README.md").write_text(CARD, encoding="utf-8")
     return folder
 
 
@@ -71,7 +111,8 @@ def test_the_code_of_the_card_gives_the_vectors_of_the_model(static, copied, tmp
     out = tmp_path / "small"
     done = export_small(str(static), out, cluster, sweep=folder.id)
     assert done.folder == str(out)
-    assert sorted(path.name for path in out.iterdir()) == ["README.md", "model.safetensors", "tokenizer.json"]
+    names = ["README.md", "canary.json", "encoder.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(path.name for path in out.iterdir()) == names
     run = [sys.executable, "-I", "-c", RUN, json.dumps(TEXTS)]
     vectors = np.array(json.loads(subprocess.run(run, cwd=out, capture_output=True, check=True).stdout))
     whole = SentenceTransformer(str(static))
@@ -86,19 +127,65 @@ def test_the_code_of_the_card_gives_the_vectors_of_the_model(static, copied, tmp
     assert done.sizes[1] < 0.35 * done.sizes[0] + (out / "tokenizer.json").stat().st_size
     assert min(done.speeds) > 0
     assert SmallEncoder(str(out)).encode([]).shape == (0, 24)
-    assert not SmallEncoder(str(out)).encode([""]).any(), "without a prompt there is no token"
     assert done.comparison.sweep == folder.id
     cells = {cell.name: cell for cell in done.comparison.overall}
     assert done.losses == {name: cell.champion - cell.challenger for name, cell in cells.items()}
     assert f"| {next(iter(cells))} |" in (out / "README.md").read_text(encoding="utf-8")
 
 
+def test_a_pushed_table_has_the_header_of_its_model_and_no_library(static, copied, command, tmp_path, monkeypatch):
+    _, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    code, _, words = command("export", static, "--sweep", folder.id, "--out", tmp_path / "small", "--most-lost", 1)
+    assert code == 0, words
+    code, _, words = command("push", tmp_path / "small", tmp_path / "pushed", "--license", "mit")
+    assert code == 0, words
+    assert "no licence is stated for the training text mine; give each source its key `license`" in words
+    card = ModelCard((tmp_path / "pushed" / "README.md").read_text(encoding="utf-8"))
+    assert (card.data.library_name, card.data.tags) == (None, ["babeltune"])
+    assert (card.data.license, card.data.language, card.data.base_model) == ("mit", ["en", "fr"], "me/base")
+    assert card.data.eval_results[0].metric_value == 0.9292
+    assert "* It was trained for eng, fra." in card.text
+    assert "## Settings" not in card.text
+    assert "SmallEncoder" in card.text
+
+
+def test_a_table_has_a_profile_of_its_own_training_text_alone(static, copied, tmp_path):
+    _, folder, cluster = copied
+    whole = tmp_path / "whole"
+    shutil.copytree(static, whole)
+    write_profile(whole, read_prepared(folder.prepared))
+    before = read_profile(whole)
+    export_small(str(whole), tmp_path / "small", cluster, sweep=folder.id, most_lost=1)
+    after = read_profile(tmp_path / "small")
+    assert (after.texts, len(after.mean)) == (before.texts, 24)
+    of_other_text = replace(before, languages={"xx": Slice(texts=before.texts, distance=0.0)})
+    write_json(whole / FILE, plain(of_other_text))
+    export_small(str(whole), tmp_path / "other", cluster, sweep=folder.id, most_lost=1)
+    assert read_profile(tmp_path / "other") is None
+
+
+def test_retrieval_sets_count_among_the_losses(static, copied, tmp_path, monkeypatch):
+    _, folder, cluster = copied
+    texts = TEXTS[0], TEXTS[2], TEXTS[3]
+    task = TextTask(name="faq", kind="retrieval", subset="eng", left=texts, right=texts, gold=((0, 0), (1, 1), (2, 2)))
+    monkeypatch.setattr("babeltune.promotion.sweep_scores.dev_texts", lambda prepared: [task])
+    broken = tmp_path / "broken"
+    numbers, scales = whole_numbers(table_of(SentenceTransformer(str(static)), "static"), 8)
+    write_table(SentenceTransformer(str(static)), "static", broken, bits=8, dim=None)
+    save_file({"table": numbers[::-1].copy(), "scales": np.ones_like(scales)}, broken / "model.safetensors")
+    compared = compare_models(str(static), str(broken), cluster, sweep=folder.id)
+    first, second = compared.means["mean retrieval ndcg_at_10"]
+    assert first == 1
+    assert compared.losses() == {"mean retrieval ndcg_at_10": first - second}
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_text_without_tokens_has_a_vector_of_zeros(static, tmp_path, bits):
-    numbers, scales = whole_numbers(table_of(SentenceTransformer(str(static)), "static"), bits)
-    save_file({"table": packed(numbers, bits), "scales": scales}, tmp_path / "model.safetensors")
-    SentenceTransformer(str(static)).tokenizer.save(str(tmp_path / "tokenizer.json"))
-    vectors = SmallEncoder(str(tmp_path)).encode(["", TEXTS[0]])
+    model = SentenceTransformer(str(static))
+    model.default_prompt_name = None
+    write_table(model, "static", tmp_path / "table", bits=bits, dim=None)
+    vectors = SmallEncoder(str(tmp_path / "table")).encode(["", TEXTS[0]])
     assert not vectors[0].any()
     assert np.linalg.norm(vectors[1]) == pytest.approx(1, abs=1e-6)
 

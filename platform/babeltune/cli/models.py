@@ -260,6 +260,7 @@ def push(
 
     with steps_shown("reading the model"):
         done = send(model, repo, cluster_of(cluster), license=license_, public=public)
+    warn(done.warnings)
     words = f"{len(done.files)} files ({done.license}) are in {done.url}"
     say(done, as_json, lambda: say_out(words))
 

@@ -220,11 +220,15 @@ def show_compared(comparison: ModelComparison, console: Console) -> None:
     """Two models side by side: what may be said of each mean, then every subset."""
     heading = f"A: {comparison.first}, B: {comparison.second}, on the dev sets of {comparison.sweep}"
     console.print(heading, markup=False, highlight=False, soft_wrap=True)
-    for verdict, mean in zip(comparison.verdicts, comparison.overall, strict=True):
-        console.print(compared_words(verdict, mean), markup=False, highlight=False, soft_wrap=True)
-    console.print(cells_table((*comparison.cells, *comparison.overall), ("dev set", "items", "A", "B")))
-    lines = interval_words(comparison.cells, len(comparison.overall), comparison.confidence)
-    console.print(*lines, sep="\n", markup=False, highlight=False)
+    lines = [compared_words(*each) for each in zip(comparison.verdicts, comparison.overall, strict=True)]
+    for name, (first, second) in comparison.means.items():
+        lines.append(f"{name}: {first:.4f} -> {second:.4f}, difference {second - first:+.4f}")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if comparison.cells:
+        console.print(cells_table((*comparison.cells, *comparison.overall), ("dev set", "items", "A", "B")))
+    for line in interval_words(comparison.cells, len(comparison.overall), comparison.confidence):
+        console.print(line, markup=False, highlight=False)
 
 
 def show_exported(done: Exported, most_lost: float, console: Console) -> None:

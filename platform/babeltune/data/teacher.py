@@ -24,7 +24,7 @@ from babeltune.data.texts import Texts, text_hashes
 from babeltune.errors import StoreError, TeacherError
 from babeltune.memory import give_back_memory
 from babeltune.models.dense import trained_pooler
-from babeltune.models.hub import ROUTED, file_digest, model_files, model_folder, quiet
+from babeltune.models.hub import PARTS, ROUTED, file_digest, model_files, model_folder, quiet
 from babeltune.products import use_onednn
 from babeltune.schema.records import FrozenModel, Teacher
 from babeltune.stages import Count, uncounted
@@ -261,8 +261,9 @@ def model_digest(teacher: FrozenModel) -> str:
 
 
 def folder_digest(folder: Path) -> str:
-    """SHA-256 over the names and bytes of the model files in a folder."""
-    return key_of({str(p.relative_to(folder)): file_digest(p, p.stat().st_mtime_ns) for p in model_files(folder)})
+    """SHA-256 over the names and bytes of the model files in a folder, among them a graph's weights."""
+    files = model_files(folder, (*PARTS, "*.onnx"))
+    return key_of({str(path.relative_to(folder)): file_digest(path, path.stat().st_mtime_ns) for path in files})
 
 
 # The store

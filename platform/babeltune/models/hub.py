@@ -21,6 +21,7 @@ BUNDLED = "bundled:all-MiniLM-L6-v2"  # the teacher that is installed as a packa
 BUNDLED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 PARTS = ("*.safetensors", "*.json", "*.txt", "*.model")
 """Patterns of the files that are downloaded: weights, configurations, tokenizers."""
+EXPORTED = "encoder.json"  # a folder of `export` has this file: it encodes, and is no sentence-transformers model
 OTHER_BACKENDS = ("onnx", "openvino")  # folders with the same weights for other runtimes
 PICKLED = ("*.bin", "*.pt", "*.pkl", "*.pth")
 
@@ -226,6 +227,8 @@ def open_model(folder: str) -> SentenceTransformer:
     from sentence_transformers import SentenceTransformer
 
     check_files(Path(folder), repr(folder))
+    if (Path(folder) / EXPORTED).is_file():
+        raise TeacherError(f"{folder!r} was made by `export`, and only encodes; name the model that it was made from")
     try:
         with quiet():
             return SentenceTransformer(
@@ -237,6 +240,11 @@ def open_model(folder: str) -> SentenceTransformer:
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         reason = _missing_package(folder) or _first_line(error)
         raise TeacherError(f"{folder!r} cannot be loaded as a sentence-transformers model: {reason}") from error
+
+
+def prompt_of(model: SentenceTransformer) -> str:
+    """The model's default prompt."""
+    return "" if model.default_prompt_name is None else str(model.prompts[model.default_prompt_name])
 
 
 def _missing_package(folder: str) -> str:

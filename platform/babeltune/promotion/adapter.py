@@ -24,6 +24,7 @@ from babeltune.promotion.canary import CANARY, SPACE, canary_by, in_language, wr
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.evaluate import weights_of
 from babeltune.promotion.fresh_scorer import encoder_of
+from babeltune.promotion.inherited_card import inherited
 from babeltune.promotion.model_files import check_free, write_folder
 from babeltune.promotion.model_names import sweep_of, trial_of
 from babeltune.schema.cluster import Cluster
@@ -89,14 +90,15 @@ def make_adapter(
         _write(after, layer, adapted)
         encode_adapted = encoder_of(adapted, stage="encoding with both")
         index, recalls = _recalls(tasks, encode_old, encode_adapted)
-        before, after = np.mean(list(recalls.values()), axis=0)
-        share = float(after / before) if before else 0.0
+        expected, found = np.mean(list(recalls.values()), axis=0)
+        share = float(found / expected) if expected else 0.0
         done = Adapted(folder=str(out), sweep=sweep, map=name, index=index, recalls=recalls, kept=share)
         if done.kept < least:
             return replace(done, folder=None)
         for file, encode in ((SPACE, encode_old), (CANARY, encode_adapted)):
             write_canary(canary_by(in_language(encode)), draft / "model" / file)
-        (draft / "model" / "README.md").write_text(_card(done, old, new), encoding="utf-8")
+        card = inherited(Path(after), _card(done, old, new), loads=True)
+        (draft / "model" / "README.md").write_text(card, encoding="utf-8")
         write_folder(partial(copytree, adapted, dirs_exist_ok=True), out)
     return done
 

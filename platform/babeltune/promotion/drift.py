@@ -191,6 +191,18 @@ def read_profile(folder: Path) -> Profile | None:
     return profile
 
 
+def same_text(first: Profile, second: Profile) -> bool:
+    """Whether two profiles are of the same texts, by the counts that no model's vectors change."""
+    counts = [
+        (
+            {name: part.texts for name, part in each.languages.items()},
+            {name: part.texts for name, part in each.lengths.items()},
+        )
+        for each in (first, second)
+    ]
+    return counts[0] == counts[1]
+
+
 def compare(trained: Profile, queries: Sample) -> Drift:
     """The drifts. Tests of counts are permutation tests; that of the means is by their covariance."""
     now = queries.profile(np.array(trained.mean, np.float32), trained.spread)

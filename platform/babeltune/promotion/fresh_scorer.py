@@ -34,7 +34,7 @@ from babeltune.files import plain
 from babeltune.memory import uncollected
 from babeltune.models.hub import open_model, routes_of
 from babeltune.promotion.compare import Outcomes, outcomes
-from babeltune.promotion.onnx_graph import is_graph
+from babeltune.promotion.readers import reader_of
 from babeltune.schema.base import from_plain
 from babeltune.schema.languages import match
 from babeltune.schema.records import Teacher
@@ -203,14 +203,12 @@ def target_encoder(target: Target) -> EncodeTexts:
 
 
 def encoder_of(model: str, prompt: str | None = None, stage: str | None = None) -> EncodeTexts:
-    """How a sentence-transformers model encodes texts, or a graph of `export`; `TeacherError` if it is none. `stage` is
-    what the listener hears, batch by batch; None if a few texts are not worth a word."""
-    if is_graph(Path(model)):
-        from babeltune.promotion.onnx_encoder import OnnxEncoder
-
-        graph = OnnxEncoder(model)
-        graph.prompt = graph.prompt if prompt is None else prompt
-        return lambda texts, languages: graph.encode(texts)
+    """How a sentence-transformers model encodes texts, or a folder of `export`; `TeacherError` if it is none. `stage`
+    is what the listener hears, batch by batch; None if a few texts are not worth a word."""
+    reader = reader_of(Path(model))
+    if reader is not None:
+        reader.prompt = reader.prompt if prompt is None else prompt
+        return lambda texts, languages: reader.encode(texts)
     loaded = open_model(model)
     routes = routes_of(Path(model))
 

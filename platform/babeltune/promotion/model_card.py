@@ -13,6 +13,7 @@ from babeltune.method import available, needs_of
 from babeltune.models.hub import BUNDLED, split_revision
 from babeltune.planning.sweep_file import BUNDLED_ROOT
 from babeltune.promotion.card_facts import CardFacts
+from babeltune.promotion.inherited_card import NOT_STATED
 from babeltune.schema.base import flat, number
 from babeltune.schema.languages import meaning
 from babeltune.schema.records import PivotSource, TranslateSource
@@ -229,11 +230,8 @@ def more_results(decision: Decision, facts: CardFacts) -> Iterator[str]:
 
 def sources(sweep: Sweep) -> list[str]:
     """Where the training text is from, and under which licence."""
-    rows = list[str]()
-    for each in sweep.data.train:
-        unstated = "as the data set says" if each.dataset else "not stated"
-        unstated = "CC0-1.0" if sweep.data.root == BUNDLED_ROOT and each.dataset is None else unstated
-        rows.append(f"| {' | '.join(map(cell, (each.name, _origin(each, sweep), each.license or unstated)))} |")
+    cells = ((each.name, _origin(each, sweep), _licence(each, sweep)) for each in sweep.data.train)
+    rows = (f"| {' | '.join(map(cell, row))} |" for row in cells)
     return ["## Training text", "", "| source | from | licence |", "|---|---|---|", *rows, ""]
 
 
@@ -246,6 +244,11 @@ def _origin(source: Source, sweep: Sweep) -> str:
         return f"a translation of {source.translation.text}, by {source.translation.model}"
     names = [Path(each).name for each in (source.path, *(source.paths or {}).values()) if each]
     return f"{', '.join(names)}{' of babeltune' if sweep.data.root == BUNDLED_ROOT else ''}"
+
+
+def _licence(source: Source, sweep: Sweep) -> str:
+    bundled = sweep.data.root == BUNDLED_ROOT and source.dataset is None
+    return source.license or ("CC0-1.0" if bundled else "as the data set says" if source.dataset else NOT_STATED)
 
 
 def limits(trial: Trial, languages: Sequence[str], decision: Decision) -> list[str]:

@@ -8,7 +8,7 @@ from babeltune.errors import SpecError, UnknownNameError
 from babeltune.models.hub import model_folder as hub_folder
 from babeltune.planning.starts import ALLOWED
 from babeltune.promotion.candidate import Candidate, exported, find_candidate
-from babeltune.promotion.onnx_graph import is_graph
+from babeltune.promotion.readers import is_export
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.trial_names import is_trial_of_sweep
 from babeltune.sweep.sync.view import StorageView
@@ -18,13 +18,13 @@ TRIAL = re.compile(r"[^/]+/t?\d{1,9}")
 
 
 def model_folder(model: str, cluster: Cluster, *, setting: str = "model") -> str:
-    """The folder behind a model's name: a path, also of a graph, a hub id, or `models:/NAME@ALIAS`. Raises
+    """The folder behind a model's name: a path, also of an export, a hub id, or `models:/NAME@ALIAS`. Raises
     `TeacherError` for none, naming the `setting`."""
     from babeltune.tracking.registry import fetch
 
     if model.startswith("models:/"):
         model = str(fetch(cluster.mlflow, model, cluster.folder / "fetched"))
-    if is_graph(Path(model)):
+    if is_export(Path(model)):
         return str(Path(model).absolute())
     return str(hub_folder(model, None, setting=setting).absolute())
 

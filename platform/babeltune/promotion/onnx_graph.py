@@ -5,9 +5,7 @@ Optimum, through which sentence-transformers exports, wants transformers 4. So t
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
-import json
 import logging
 import os
 import warnings
@@ -20,24 +18,13 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from babeltune.errors import SpecError
+from babeltune.promotion.readers import GRAPH, MISSING, write_prompt
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 MODULES = {"Transformer", "Pooling", "Dense", "Normalize"}  # modules that a graph can have
-GRAPH = "model.onnx"
-SETTINGS = "encoder.json"
-MISSING = "packages are missing; pip install 'babeltune[onnx]'"
 MOST_BYTES = 2**31  # bytes of a graph in one file, by the format (protobuf)
-
-
-def is_graph(folder: Path) -> bool:
-    """Whether a folder is one of `write_graph`. Raises `SpecError` if it cannot be read here."""
-    if not ((folder / SETTINGS).is_file() and (folder / GRAPH).is_file()):
-        return False
-    if importlib.util.find_spec("onnxruntime") is None:
-        raise SpecError(f"{folder} is a graph: {MISSING}")
-    return True
 
 
 class Graph(nn.Module):
@@ -77,8 +64,7 @@ def write_graph(model: SentenceTransformer, name: str, folder: Path, *, int8: bo
     folder.mkdir()
     tokenizer = _tokenizer(model, name)
     tokenizer.save(str(folder / "tokenizer.json"))
-    prompt = "" if model.default_prompt_name is None else model.prompts[model.default_prompt_name]
-    (folder / SETTINGS).write_text(json.dumps({"prompt": prompt}), encoding="utf-8")
+    write_prompt(model, folder)
     with TemporaryDirectory(dir=folder.parent) as place:
         whole = Path(place) / GRAPH if int8 else folder / GRAPH
         _export(Graph(model.cpu().eval(), dim).eval(), tokenizer, whole)
@@ -88,19 +74,19 @@ def write_graph(model: SentenceTransformer, name: str, folder: Path, *, int8: bo
 
 
 def _tokenizer(model: SentenceTransformer, name: str) -> Tokenizer:
-    """The model's tokenizer with its cut and its padding."""
+    """The model's tokenizer with its cut, and without padding, which the reader adds."""
     fast = getattr(model.tokenizer, "backend_tokenizer", None)
     if fast is None:
         raise SpecError(f"{name} has a tokenizer of Python alone; a folder needs one with a tokenizer.json")
     tokenizer = Tokenizer.from_str(fast.to_str())
     tokenizer.enable_truncation(model.max_seq_length)
-    tokenizer.enable_padding(pad_id=model.tokenizer.pad_token_id, pad_token=model.tokenizer.pad_token)
+    tokenizer.no_padding()
     return tokenizer
 
 
 def _export(graph: Graph, tokenizer: Tokenizer, path: Path) -> None:
-    rows = tokenizer.encode_batch(["a text", "another text that is longer"])
-    example = tuple(torch.tensor([getattr(row, name) for row in rows]) for name in ("ids", "attention_mask"))
+    ids = torch.tensor([tokenizer.encode("a text").ids] * 2)
+    example = (ids, torch.ones_like(ids))
     axes = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [each.level for each in loggers]

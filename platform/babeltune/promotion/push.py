@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from babeltune.errors import PromotionError, SpecError, from_network
+from babeltune.promotion.inherited_card import CARD, LIBRARY, NOT_STATED, section
 from babeltune.promotion.model_files import SAFE, check_free, write_folder
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.trial_names import is_trial_of_sweep
@@ -17,7 +18,6 @@ from babeltune.stages import tell
 from babeltune.tracking.registry import FOR_MLFLOW
 
 TOKEN = "HF_TOKEN"  # the variable with the token of the hub
-CARD = "README.md"
 SNIPPET = '"this-folder"'  # the model's name in a card's snippets before it has a repository
 
 
@@ -31,6 +31,8 @@ class Pushed:
     files: tuple[str, ...]
     public: bool | None
     """Whether a new repository is open to all; None for a folder. One that is there already stays what it is."""
+    warnings: tuple[str, ...] = ()
+    """About training text whose licence nobody has stated."""
 
 
 def push(model: str, repo: str, cluster: Cluster, *, license: str | None = None, public: bool = False) -> Pushed:
@@ -53,7 +55,8 @@ def push(model: str, repo: str, cluster: Cluster, *, license: str | None = None,
     card, license = complete_card(folder, model, license, None if place is not None else repo)
     files = {str(path.relative_to(folder)): path for path in _files_of(folder)}
     if place is None:
-        return Pushed(url=_send(repo, files, card, public), license=license, files=(*files, CARD), public=public)
+        url = _send(repo, files, card, public)
+        return Pushed(url=url, license=license, files=(*files, CARD), public=public, warnings=_unlicensed(card))
 
     def write(draft: Path) -> None:
         for name, path in files.items():
@@ -62,7 +65,16 @@ def push(model: str, repo: str, cluster: Cluster, *, license: str | None = None,
         (draft / CARD).write_text(card, encoding="utf-8")
 
     write_folder(write, place)
-    return Pushed(url=str(place), license=license, files=(*files, CARD), public=None)
+    return Pushed(url=str(place), license=license, files=(*files, CARD), public=None, warnings=_unlicensed(card))
+
+
+def _unlicensed(card: str) -> tuple[str, ...]:
+    """One warning about the sources of the training text without a licence."""
+    rows = [line.split("|") for line in section(card, "Training text").splitlines() if line.startswith("| ")]
+    names = [cells[1].strip() for cells in rows if cells[-2].strip() == NOT_STATED]
+    if not names:
+        return ()
+    return (f"no licence is stated for the training text {', '.join(names)}; give each source its key `license`",)
 
 
 def folder_named(repo: str) -> Path | None:
@@ -97,7 +109,8 @@ def complete_card(folder: Path, model: str, license: str | None, repo: str | Non
     if not chosen:
         raise SpecError(f"no licence is known for {model}; choose one for it, such as --license apache-2.0")
     card.data["license"] = chosen
-    card.data["library_name"] = card.data.get("library_name") or "sentence-transformers"
+    if (folder / "modules.json").is_file():
+        card.data["library_name"] = card.data.get("library_name") or LIBRARY
     text = str(card)
     return (text if repo is None else text.replace(SNIPPET, f'"{repo}"')), str(chosen)
 

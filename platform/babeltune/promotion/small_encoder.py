@@ -1,16 +1,20 @@
 """Encodes texts with a folder of `babeltune export`. It needs numpy, safetensors and tokenizers alone."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 
 class SmallEncoder:
-    """Token vectors as whole numbers, each row with a scale of its own. `prompt` is put before every text."""
+    """Token vectors as whole numbers, each row with a scale of its own."""
 
-    def __init__(self, folder: str, prompt: str = "") -> None:
+    def __init__(self, folder: str) -> None:
         stored = load_file(f"{folder}/model.safetensors")
-        self.tokenizer, self.prompt = Tokenizer.from_file(f"{folder}/tokenizer.json"), prompt
+        self.tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+        self.prompt = json.loads(Path(folder, "encoder.json").read_text(encoding="utf-8"))["prompt"]
         self.table, self.scales = stored["table"], stored["scales"]
 
     def encode(self, texts: list[str]) -> np.ndarray:

@@ -6,7 +6,7 @@ models are scored on a sweep's dev sets, item by item, before the folder is ther
 
 from __future__ import annotations
 
-import json
+import ast
 import shutil
 import time
 from collections.abc import Callable
@@ -23,15 +23,19 @@ from babeltune.data.prepared import read_prepared
 from babeltune.errors import SpecError
 from babeltune.files import draft_folder
 from babeltune.models.hub import open_model
+from babeltune.promotion.canary import CANARY, canary_by, in_language, write_canary
 from babeltune.promotion.candidate import dev_texts
+from babeltune.promotion.drift import FILE, read_profile, same_text, write_profile
 from babeltune.promotion.evaluate import weights_of
+from babeltune.promotion.fresh_scorer import encoder_of
+from babeltune.promotion.inherited_card import inherited
 from babeltune.promotion.model_files import check_free, write_folder
 from babeltune.promotion.model_names import sweep_of, trial_of
 from babeltune.promotion.onnx_graph import write_graph
-from babeltune.promotion.small_encoder import SmallEncoder
+from babeltune.promotion.readers import write_prompt
 from babeltune.promotion.sweep_scores import Comparison, compare_models
 from babeltune.schema.cluster import Cluster
-from babeltune.sweep.state.folder import find_sweep
+from babeltune.sweep.state.folder import SweepFolder, find_sweep
 from babeltune.sweep.sync.view import StorageView
 
 if TYPE_CHECKING:
@@ -39,9 +43,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 Bits = Literal[32, 8, 4]
-Written = tuple[str, Callable[[list[str]], "NDArray[np.float32]"], str]
-"""How the card's code opens the folder; what encodes with it; and the folder that is scored."""
-TIMED = 2000  # texts of the dev sets that speeds are measured on
+TIMED = 500  # texts of the dev sets that speeds are measured on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +59,9 @@ class Form:
         static = type(model[0]).__name__ == "StaticEmbedding"
         chosen = self.format or ("static" if static else "onnx")
         if chosen == "onnx" and self.bits == 4:
-            words = f"--int4 is for tables of static models, and {name} becomes a graph; give --int8, or neither"
-            raise SpecError(words)
+            raise SpecError(
+                f"--int4 is for tables of static models, and {name} becomes a graph; give --int8, or neither"
+            )
         return replace(self, format=chosen, bits=self.bits or (8 if chosen == "static" else 32))
 
 
@@ -77,7 +80,7 @@ class Exported:
     speeds: tuple[float, float]
     """Texts a second on this machine, tokenizing among it: sentence-transformers before, numpy or onnxruntime after."""
     losses: dict[str, float]
-    """The loss of each mean of `comparison.overall`: the first model's minus the second's."""
+    """The loss of each mean over the sets of one kind: the first model's score minus the second's."""
     comparison: Comparison
 
 
@@ -104,39 +107,40 @@ def export_small(
         sweep = sweep or sweep_of(model, trial, cluster)
         whole, small = open_model(folder), drafts / "small"
         form = form.of(whole, model)
-        call, encode, scored = (_table if form.format == "static" else _graph)(whole, model, form, small)
-        comparison = compare_models(folder, scored, cluster, sweep=sweep)
-        losses = {cell.name: cell.champion - cell.challenger for cell in comparison.overall}
-        tasks = dev_texts(read_prepared(find_sweep(view.folder, comparison.sweep).prepared))
-        texts = list(dict.fromkeys(text for task in tasks for text in task.texts()))[:TIMED]
+        if form.format == "static":
+            write_table(whole, model, small, bits=form.bits or 8, dim=form.dim)
+        else:
+            write_graph(whole, model, small, int8=form.bits == 8, dim=form.dim)
+        comparison = compare_models(folder, str(small), cluster, sweep=sweep)
+        encode = in_language(encoder_of(str(small)))
+        texts = _timed_texts(view, comparison.sweep)
         exported = Exported(
-            folder=str(out) if all(lost <= most_lost for lost in losses.values()) else None,
+            folder=str(out) if all(lost <= most_lost for lost in comparison.losses().values()) else None,
             format=form.format or "onnx",
             bits=form.bits or 32,
             dim=encode(["dimension"]).shape[1],
             sizes=(_bytes_of(Path(folder)), _bytes_of(small)),
             speeds=(_speed(whole.encode, texts), _speed(encode, texts)),
-            losses=losses,
+            losses=comparison.losses(),
             comparison=replace(comparison, first=model, second=str(out)),
         )
         if exported.folder is not None:
-            (small / "README.md").write_text(_card(exported, model, call), encoding="utf-8")
+            card = inherited(Path(folder), _card(exported, model), loads=False)
+            (small / "README.md").write_text(card, encoding="utf-8")
+            write_canary(canary_by(encode), small / CANARY)
+            _copy_profile(Path(folder), small, find_sweep(view.folder, comparison.sweep))
             write_folder(partial(shutil.copytree, small, dirs_exist_ok=True), out)
     return exported
 
 
-def _table(whole: SentenceTransformer, name: str, form: Form, small: Path) -> Written:
-    prompt = "" if whole.default_prompt_name is None else str(whole.prompts[whole.default_prompt_name])
-    plain = small.with_name("plain")
-    _write(whole, table_of(whole, name, form.dim), form.bits or 8, small, plain)
-    return f'SmallEncoder(".", prompt={json.dumps(prompt)})', SmallEncoder(str(small), prompt).encode, str(plain)
-
-
-def _graph(whole: SentenceTransformer, name: str, form: Form, small: Path) -> Written:
-    write_graph(whole, name, small, int8=form.bits == 8, dim=form.dim)
-    from babeltune.promotion.onnx_encoder import OnnxEncoder
-
-    return 'OnnxEncoder(".")', OnnxEncoder(str(small)).encode, str(small)
+def _copy_profile(whole: Path, small: Path, sweep: SweepFolder) -> None:
+    """Gives the folder the profile of the training text in its own vectors, if the model has one of this sweep."""
+    profile = read_profile(whole)
+    if profile is None:
+        return
+    write_profile(small, read_prepared(sweep.prepared))
+    if (new := read_profile(small)) is not None and not same_text(profile, new):
+        (small / FILE).unlink()
 
 
 def table_of(model: SentenceTransformer, name: str, dim: int | None = None) -> NDArray[np.float32]:
@@ -148,9 +152,10 @@ def table_of(model: SentenceTransformer, name: str, dim: int | None = None) -> N
     linear = [module for module in others if type(module).__name__ == "Dense"]
     bent = [module for module in linear if not isinstance(module.activation_function, torch.nn.Identity)]
     if kinds[0] != "StaticEmbedding" or set(kinds[1:]) - {"Dense", "Normalize"} or bent:
-        only = "only a static model, a table with linear layers after it, becomes a table of whole numbers"
-        todo = "train one with `student: {kind: static}`"
-        raise SpecError(f"{name} has the layers {', '.join(kinds)}; {only}; {todo}")
+        raise SpecError(
+            f"{name} has the layers {', '.join(kinds)}; only a static model, a table with linear layers after it, "
+            "becomes a table of whole numbers; train one with `student: {kind: static}`"
+        )
     with torch.inference_mode():
         rows = first.embedding.weight.detach().float()
         for module in linear:
@@ -179,19 +184,19 @@ def packed(numbers: NDArray[np.int8], bits: Bits) -> NDArray[np.int8] | NDArray[
     return above[:, ::2] | above[:, 1::2] << 4
 
 
-def _write(whole: SentenceTransformer, table: NDArray[np.float32], bits: Bits, small: Path, plain: Path) -> None:
-    """Writes the small folder, and its vectors as a plain sentence-transformers folder, which is scored."""
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import Normalize, StaticEmbedding
+def write_table(model: SentenceTransformer, name: str, folder: Path, *, bits: Bits, dim: int | None) -> None:
+    """Writes the table, the tokenizer and the prompt into a new folder. Raises `SpecError` as `table_of`."""
+    numbers, scales = whole_numbers(table_of(model, name, dim), bits)
+    table = packed(numbers, bits)
+    folder.mkdir()
+    save_file({"table": table, "scales": scales}, folder / "model.safetensors")
+    model.tokenizer.save(str(folder / "tokenizer.json"))
+    write_prompt(model, folder)
 
-    numbers, scales = whole_numbers(table, bits)
-    small.mkdir()
-    save_file({"table": packed(numbers, bits), "scales": scales}, small / "model.safetensors")
-    whole.tokenizer.save(str(small / "tokenizer.json"))
-    table = numbers * scales[:, None]
-    modules = [StaticEmbedding(whole.tokenizer, embedding_weights=table), Normalize()]
-    model = SentenceTransformer(modules=modules, prompts=whole.prompts, default_prompt_name=whole.default_prompt_name)
-    model.save(str(plain), create_model_card=False)
+
+def _timed_texts(view: StorageView, sweep: str) -> list[str]:
+    tasks = dev_texts(read_prepared(find_sweep(view.folder, sweep).prepared))
+    return list(dict.fromkeys(text for task in tasks for text in task.texts()))[:TIMED]
 
 
 def _speed(encode: Callable[[list[str]], object], texts: list[str]) -> float:
@@ -206,22 +211,44 @@ def _bytes_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in (".safetensors", ".onnx", ".json"))
 
 
-def _card(exported: Exported, model: str, call: str) -> str:
+def _card(exported: Exported, model: str) -> str:
     """The new folder's README: what it lost, and how it is read."""
-    reader = "small_encoder.py" if exported.format == "static" else "onnx_encoder.py"
-    source = Path(__file__).with_name(reader).read_text(encoding="utf-8")
+    name, reader = ("small_encoder.py", "SmallEncoder")
+    if exported.format == "onnx":
+        name, reader = ("onnx_encoder.py", "OnnxEncoder")
+    source = bare(Path(__file__).with_name(name).read_text(encoding="utf-8"))
     before, after = exported.sizes
     lines = [
         f"# {model}, {exported.bits} bits a number",
         "",
         f"Vectors of {exported.dim} numbers. {after / 1e6:.1f} MB, {after / before:.1%} of the model's "
-        f"{before / 1e6:.1f} MB. On the dev sets of `{exported.comparison.sweep}`:",
+        f"{before / 1e6:.1f} MB. Figures of the header, and of sealed tests, are the model's. On the dev sets of "
+        f"`{exported.comparison.sweep}`:",
         "",
         "| mean | the model | this folder | difference | interval |",
         "|---|---:|---:|---:|---:|",
     ]
-    for cell in exported.comparison.overall:
-        scores = f"{cell.champion:.4f} | {cell.challenger:.4f} | {cell.difference:+.4f}"
-        lines.append(f"| {cell.name} | {scores} | {cell.low:+.4f} to {cell.high:+.4f} |")
-    call = f'vectors = {call}.encode(["a text", "another"])'
-    return "\n".join([*lines, "", "It is read so:", "", "```python", source.rstrip(), "", "", call, "```", ""])
+    lines += [
+        f"| {cell.name} | {cell.champion:.4f} | {cell.challenger:.4f} | {cell.difference:+.4f} | "
+        f"{cell.low:+.4f} to {cell.high:+.4f} |"
+        for cell in exported.comparison.overall
+    ]
+    lines += [
+        f"| {name} | {whole:.4f} | {small:.4f} | {small - whole:+.4f} | |"
+        for name, (whole, small) in exported.comparison.means.items()
+    ]
+    call = f'vectors = {reader}(".").encode(["a text", "another"])'
+    return "\n".join([*lines, "", "It is read so:", "", "```python", source, "", call, "```", ""])
+
+
+def bare(source: str) -> str:
+    """A module's code without texts and types, for those who copy it."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    return ast.unparse(tree)

@@ -1,12 +1,15 @@
 """Scores a model on the dev sets and the sealed tests of a sweep: `evaluate SWEEP --model MODEL`, and `compare A B`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from babeltune.data.eval_sets import subsets
 from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import SpecError
+from babeltune.evaluation.metric_names import METRICS
 from babeltune.promotion.candidate import dev_texts, sealed_sets
 from babeltune.promotion.compare import Cell, Conclusion, Outcomes, compare, conclusion_of
 from babeltune.promotion.decisions import settle_quietly
@@ -70,7 +73,14 @@ class Comparison:
     """The mean over all bitext subsets, over all STS subsets, and over all transfer subsets."""
     cells: tuple[Cell, ...]
     """Each subset. `champion` is the first model's score, `challenger` the second's."""
+    means: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """The mean of retrieval sets, of the first model and of the second. No item of them is compared."""
     warnings: tuple[str, ...] = ()
+
+    def losses(self) -> dict[str, float]:
+        """The first model's score minus the second's, in each mean."""
+        pairs = {cell.name: (cell.champion, cell.challenger) for cell in self.overall} | self.means
+        return {name: first - second for name, (first, second) in pairs.items()}
 
 
 def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | None = None) -> Comparison:
@@ -98,12 +108,13 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
         Scoring(model=name, trial=trial, tasks=tasks, prefix="dev", sealed=(), prompt=None, target=target)
         for name, trial in zip((first, second), trials, strict=True)
     ]
-    scored, words = _scored_together(scorings, view)
+    scored, means, words = _scored_together(scorings, view)
     rules = spec.promotion
     comparison = compare(scored, tasks, rules, name=first, on="dev")
-    if not comparison.cells:
-        lacks = "no bitext, STS or transfer task in data.dev; name another: --sweep SWEEP"
-        raise SpecError(f"sweep {folder.id} has {lacks}")
+    if not comparison.cells and not means:
+        raise SpecError(
+            f"sweep {folder.id} has no bitext, STS, transfer or retrieval task in data.dev; name another: --sweep SWEEP"
+        )
     return Comparison(
         sweep=folder.id,
         first=first,
@@ -112,14 +123,16 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
         verdicts=tuple(map(conclusion_of, comparison.overall)),
         overall=comparison.overall,
         cells=comparison.cells,
+        means=means,
         warnings=words,
     )
 
 
 def _scored_together(
     scorings: Sequence[Scoring], view: StorageView
-) -> tuple[tuple[Outcomes, Outcomes], tuple[str, ...]]:
-    """The outcomes of two models on the same tasks, from one fresh process, and warnings about their training text."""
+) -> tuple[tuple[Outcomes, Outcomes], dict[str, tuple[float, float]], tuple[str, ...]]:
+    """The outcomes of two models on the same tasks, from one fresh process; the means of their retrieval sets; and
+    warnings about their training text."""
     target, tasks = scorings[0].target, scorings[0].tasks
     folders = [weights_of(each.model, each.trial, view) for each in scorings]
     with folders[0] as (_, one), folders[1] as (_, other), FreshScorer() as rescore:
@@ -130,7 +143,14 @@ def _scored_together(
         for each, path in zip(scorings, (one, other), strict=True):
             words += trained_on(each.model, each.trial, tasks, view, path)
         scored = rescore.scored(models, tasks, "dev", target=target)
-    return (scored["first"][1], scored["second"][1]), tuple(dict.fromkeys(words))
+    (scores, outcomes), (other_scores, other_outcomes) = scored["first"], scored["second"]
+    metric = METRICS["retrieval"][0]
+    names = [f"dev/{task.name}/{task.subset}/{metric}" for task in tasks if task.kind == "retrieval"]
+    means = {}
+    if names:
+        both = [float(np.mean([each[name] for name in names])) for each in (scores, other_scores)]
+        means[f"mean retrieval {metric}"] = (both[0], both[1])
+    return (outcomes, other_outcomes), means, tuple(dict.fromkeys(words))
 
 
 def _sweep_of(name: str, view: StorageView) -> tuple[SweepFolder, Sweep, Prepared]:

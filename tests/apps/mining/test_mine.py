@@ -469,7 +469,7 @@ class Routed:
 
 
 def test_a_model_with_layers_for_each_language_gets_the_language(monkeypatch, tmp_path):
-    monkeypatch.setattr(vectors, "_loaded", lambda folder: Routed())
+    monkeypatch.setattr("babeltune.promotion.fresh_scorer.open_model", lambda folder: Routed())
     (tmp_path / "2_Router").mkdir()
     (tmp_path / "modules.json").write_text(json.dumps([{"path": ""}, {"path": "2_Router"}]))
     (tmp_path / "2_Router" / "router_config.json").write_text(json.dumps({"structure": {"fra": [], "eng": []}}))

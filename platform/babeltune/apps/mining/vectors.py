@@ -20,7 +20,8 @@ from babeltune.data.store import Array, Contents, build, digest_of_texts, folder
 from babeltune.data.teacher import folder_digest
 from babeltune.errors import DataError, StoreError, TeacherError, nearest
 from babeltune.memory import give_back_memory
-from babeltune.models.hub import open_model, routes_of
+from babeltune.models.hub import routes_of
+from babeltune.promotion.fresh_scorer import encoder_of
 from babeltune.schema.languages import match
 from babeltune.stages import Count, uncounted
 
@@ -34,7 +35,7 @@ Texts = Sentences | list[str]  # different sentences, on disk or in memory
 
 @dataclass(frozen=True)
 class Model:
-    """A sentence-transformers folder, and how its sentences are given to it."""
+    """A model's folder, and how its sentences are given to it."""
 
     folder: str
     digest: str
@@ -45,9 +46,7 @@ class Model:
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """[texts, dim] in fp32, in the order of the texts."""
-        vectors: NDArray[np.float32] = _loaded(self.folder).encode(
-            list(texts), prompt=self.prompt, task=self.language, batch_size=64, show_progress_bar=False
-        )
+        vectors = _loaded(self.folder, self.prompt)(list(texts), [self.language or ""] * len(texts))
         return vectors.astype(np.float32, copy=False)
 
     @property
@@ -71,7 +70,7 @@ def model_at(folder: str, *, prompt: str | None = None, language: str | None = N
     return Model(folder, folder_digest(Path(folder)), prompt, language)
 
 
-_loaded = lru_cache(maxsize=1)(open_model)  # the model of this process
+_loaded = lru_cache(maxsize=1)(encoder_of)  # the model of this process
 
 
 def embed(

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from babeltune.errors import BabeltuneError, SpecError
-from babeltune.models.hub import ROUTED, open_model, routes_of
+from babeltune.models.hub import ROUTED, open_model, prompt_of, routes_of
 from babeltune.planning.sweep_file import REGISTERED
 from babeltune.promotion.evaluate import weights_of
 from babeltune.promotion.model_names import trial_of
+from babeltune.promotion.readers import Reader, is_graph, reader_of
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.sync.view import StorageView
 from babeltune.tracking.registry import champion_of
@@ -101,14 +102,27 @@ class TransformerEncoder:
         return Encoded(vectors.astype(np.float32, copy=False), tokens, [count > longest for count in counts])
 
 
-def prompt_of(model: SentenceTransformer) -> str:
-    """The model's default prompt."""
-    return "" if model.default_prompt_name is None else str(model.prompts[model.default_prompt_name])
+class ExportEncoder:
+    """A folder of `export`: a table, or a graph."""
+
+    def __init__(self, reader: Reader, table: bool) -> None:
+        self.reader, self.quick = reader, table
+        self.dim = self.encode(["dimension"]).vectors.shape[1]
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """The vectors of the texts, in their order."""
+        whole = [self.reader.prompt + text for text in texts]
+        read = self.reader.tokenizer.encode_batch(whole, add_special_tokens=not self.quick)
+        vectors = self.reader.encode(list(texts))
+        return Encoded(vectors, [len(each.ids) for each in read], [bool(each.overflowing) for each in read])
 
 
 def encoder_of(folder: str, name: str) -> Encoder:
-    """The encoder of a sentence-transformers folder. Raises `TeacherError`, and `SpecError` for one with layers for
-    each language."""
+    """The encoder of a sentence-transformers folder, or of one of `export`. Raises `TeacherError`, and `SpecError` for
+    a model with layers for each language."""
+    reader = reader_of(Path(folder))
+    if reader is not None:
+        return ExportEncoder(reader, table=not is_graph(Path(folder)))
     if routes_of(Path(folder)):
         raise SpecError(f"{name} {ROUTED}")
     model = open_model(folder)
