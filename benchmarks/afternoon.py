@@ -14,8 +14,8 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +23,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from babeltune.files import json_text, write_whole
+from babeltune.schema.cluster import Cluster
 from benchmarks.__main__ import commit
 from benchmarks.noisy_text import rows_of
 from benchmarks.readme import between_marks
@@ -30,6 +31,7 @@ from benchmarks.readme import between_marks
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("BABELTUNE_DATA") or ROOT.parent / "shared" / "data")
 RECORD, PAGE = ROOT / "docs/measured/afternoon.json", ROOT / "docs/tutorial.md"
+SWEEP = "clients"
 MARK = "the afternoon's commands"  # the name of the marks between which the page has the table
 TABLE, MEMORY = {"FR": "fra", "DE": "deu"}, ("jpn", "tanaka_enja")
 """The languages of the table, by what its column says, and the language and corpus of the memory."""
@@ -161,6 +163,24 @@ def ask() -> None:
         theirs = client.embeddings.create(model="clients@champion", input=QUESTION).data[0].embedding
     if max(abs(one - other) for one, other in zip(vector, theirs, strict=True)) > 1e-6:
         sys.exit("curl and OpenAI's client got different vectors")
+
+
+@contextmanager
+def trial_at(place: Path, rank: int) -> Iterator[str]:
+    """The folder of a trial of the afternoon in `place`, which is gone afterwards. 0 is the best, and 2 the last that
+    keeps its weights."""
+    from babeltune.promotion.evaluate import weights_of
+    from babeltune.promotion.model_names import trial_of
+    from babeltune.sweep.state.folder import find_sweep
+    from babeltune.sweep.state.leaderboard import leaderboard
+    from babeltune.sweep.sync.view import StorageView
+
+    storage = (place / "storage").absolute()
+    view = StorageView(Cluster(storage=str(storage), mlflow=f"sqlite:///{storage}/mlflow.db"))
+    trials = [row.name for row in leaderboard(find_sweep(storage, SWEEP)) if row.name[1:].isdigit() and row.metrics]
+    name = f"{SWEEP}/{trials[rank]}"
+    with weights_of(name, trial_of(name, storage), view) as (_, folder):
+        yield folder
 
 
 def table(record: dict[str, Any]) -> str:

@@ -1,94 +1,122 @@
-"""Months of queries, with and without drift: how often `babeltune check` ends with 4.
+"""Months of queries, with and without drift: how often `babeltune check` ends with 4, by the share that drifts.
 
-The text is the bundled one, and the bundled teacher encodes it. Each month has a training sample and other texts of
-the same kind in four languages as queries. A month with drift has some of them replaced: by a fifth language, by one
-topic (the nearest neighbours of one text), by two texts joined, or with letters that the tokenizer does not have.
-`python -m benchmarks.drift --json docs/measured/drift.json` fails if a quiet month has an alarm, or drift is missed."""
+The text is real news in three languages and English. The best trial of `python -m benchmarks.afternoon --place FOLDER`
+encodes it once. Each month draws a training sample and other texts as queries. A month with drift has a share of them
+replaced by real texts of another kind. `python -m benchmarks.drift FOLDER --json docs/measured/drift.json` also writes
+the table of `docs/how-to/promote.md`. It fails if a quiet month has an alarm."""
 
 import argparse
-from collections.abc import Iterator
+import json
+import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-import babeltune
-from babeltune.data.teacher import teacher_folder
 from babeltune.errors import plural
 from babeltune.files import json_text, write_whole
 from babeltune.promotion.drift import SAMPLE, Sample, compare, sample_of
-from babeltune.schema.records import Teacher
 from benchmarks.__main__ import commit
+from benchmarks.afternoon import DATA, texts, trial_at
+from benchmarks.readme import between_marks
 
-BUNDLED = Path(babeltune.__file__).parent / "bundled"
-LANGUAGES, NEW = ("eng", "fra", "jpn", "kor"), "rus"
-UNKNOWN = " 𓀀𓁐"  # hieroglyphs
-TOPIC = 400  # texts about one topic
+ROOT = Path(__file__).parents[1]
+RECORD, PAGE = ROOT / "docs/measured/drift.json", ROOT / "docs/how-to/promote.md"
+MARK = "drift"  # the name of the marks between which the page has the table
+LANGUAGES = ("fra", "deu", "jpn")  # of quiet months, each with its English translations
+SHARES = (0.02, 0.05, 0.1, 0.2)  # of the queries that drift
+FOUND = 0.95  # the share of months with an alarm from which on a drift counts as found
+LONG = 10  # a long text is among the longest tenth of its language
 
 
 def main() -> None:
-    """Prints and writes the counts."""
+    """Counts the alarms, and writes the record and the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--months", type=int, default=100, help="of each kind")
+    parser.add_argument("place", type=Path, help="the folder of the afternoon")
+    parser.add_argument("--data", type=Path, default=DATA, help="the folder of the corpora")
+    parser.add_argument("--months", type=int, default=100, help="of each kind and share")
     parser.add_argument("--queries", type=int, default=2_000, help="of a month")
-    parser.add_argument("--share", type=float, default=0.2, help="of the queries that drift")
-    parser.add_argument("--json", type=Path, help="the record")
-    asked = parser.parse_args()
-    kinds = samples(str(teacher_folder(Teacher())))
-    usual, alarms = kinds.pop("none"), {}
-    for kind, other in {"none": usual, **kinds}.items():
-        moved = round(asked.share * asked.queries) if kind != "none" else 0
-        alarms[kind] = [compared(usual, other, asked.queries, moved, month) for month in range(asked.months)]
-        found = {name: sum(name in month for month in alarms[kind]) for month in alarms[kind] for name in month}
-        print(f"{kind}: an alarm in {sum(map(bool, alarms[kind]))} of {plural(asked.months, 'month')} {found or ''}")
+    parser.add_argument("--pairs", type=int, default=1_500, help="of each language, from which months are drawn")
+    parser.add_argument("--json", type=Path, help=f"the record; {RECORD.name} also writes the page")
+    options = parser.parse_args()
+    if not options.data.is_dir():
+        sys.exit(f"no corpora in {options.data}; set BABELTUNE_DATA to the folder of the shared data")
+    with trial_at(options.place, 0) as model:
+        kinds = {
+            kind: sample_of(model, each, kind) for kind, each in kinds_of_text(options.data, options.pairs).items()
+        }
+    usual = kinds.pop("none")
+    rows = [counted(usual, usual, "none", 0.0, options)]
+    rows += [counted(usual, other, kind, share, options) for kind, other in kinds.items() for share in SHARES]
     record = {
         "commit": commit(),
-        "months": asked.months,
-        "queries": asked.queries,
-        "trained": min(SAMPLE, len(usual.vectors) - asked.queries),
-        "share": asked.share,
-        "alarms": {kind: sum(map(bool, months)) for kind, months in alarms.items()},
+        "months": options.months,
+        "queries": options.queries,
+        "trained": min(SAMPLE, len(usual.vectors) - options.queries),
+        "rows": rows,
     }
-    if asked.json:
-        write_whole(asked.json, (json_text(record, indent=1) + "\n").encode())
-    missed = [kind for kind in kinds if not all(alarms[kind])]
-    if missed or any(alarms["none"]):
-        raise SystemExit(f"{sum(map(bool, alarms['none']))} false alarms; missed in some month: {missed or 'nothing'}")
+    print(table(record))
+    if options.json:
+        write_whole(options.json, (json_text(record, indent=1) + "\n").encode())
+        if options.json.resolve() == RECORD:
+            write_whole(PAGE, with_table(PAGE.read_text(encoding="utf-8"), json.loads(json_text(record))).encode())
+    if rows[0]["alarms"]:
+        raise SystemExit(f"false alarms in {plural(rows[0]['alarms'], 'month')}")
 
 
-def samples(folder: str) -> dict[str, Sample]:
-    """The texts of quiet months, and those of each kind of drift, as the model sees them."""
-    usual = list(texts_of("templates.tsv", *LANGUAGES))
-    random = np.random.default_rng(0)
-    some = [usual[place] for place in random.permutation(len(usual))[:TOPIC]]
-    texts = {
+def kinds_of_text(data: Path, pairs: int) -> dict[str, list[str]]:
+    """The texts of quiet months, and those of each kind of drift. No text is of two kinds."""
+    news = {language: texts(data, language, 3 * pairs) for language in LANGUAGES}
+    usual, later = (
+        [[pair[side] for pair in each[part]] for each in news.values() for side in (0, 1)]
+        for part in (slice(pairs), slice(pairs, None))
+    )
+    columns = {
         "none": usual,
-        "a new language": list(texts_of("templates.tsv", NEW)),
-        "two texts joined": [f"{one} {other}" for one, other in zip(some, some[::-1], strict=True)],
-        "unknown letters": [text + UNKNOWN for text in some],
+        "Spanish": [[left for left, _ in texts(data, "spa", pairs)]],
+        "documentation": [
+            [pair[side] for pair in texts(data, language, pairs // 4, "python_docs")]
+            for language in ("fra", "jpn")
+            for side in (0, 1)
+        ],
+        "long texts": [sorted(column, key=len)[-len(column) // LONG :] for column in later],
+        "unknown script": [[left for left, _ in texts(data, "khm", pairs)]],
     }
-    kinds = {kind: sample_of(folder, each, f"encoding: {kind}") for kind, each in texts.items()}
-    near = np.argsort(-(kinds["none"].vectors @ kinds["none"].vectors[0]))
-    return {**kinds, "one topic": rows(kinds["none"], near[:TOPIC])}
+    taken: set[str] = set()
+    kinds = {}
+    for kind, some in columns.items():
+        kinds[kind] = [text for text in dict.fromkeys(text for column in some for text in column) if text not in taken]
+        taken.update(kinds[kind])
+    return kinds
 
 
-def texts_of(file: str, *languages: str) -> Iterator[str]:
-    """The different texts of these columns."""
-    header, *rows = (line.split("\t") for line in (BUNDLED / file).read_text(encoding="utf-8").splitlines())
-    yield from dict.fromkeys(row[header.index(language)] for row in rows for language in languages)
+def counted(usual: Sample, other: Sample, kind: str, share: float, options: argparse.Namespace) -> dict[str, Any]:
+    """The months with an alarm, and how many of them each test had a part in."""
+    moved = round(share * options.queries)
+    months = [compared(usual, other, options.queries, moved, month) for month in range(options.months)]
+    alarms = sum(map(bool, months))
+    print(f"{kind}, {share:g}: an alarm in {alarms} of {plural(options.months, 'month')}", flush=True)
+    return {
+        "kind": kind,
+        "share": share,
+        "alarms": alarms,
+        "tests": Counter(test for month in months for test in month),
+    }
 
 
 def compared(usual: Sample, other: Sample, queries: int, moved: int, seed: int) -> tuple[str, ...]:
     """The kinds of drift that a month shows in which this number of queries is from `other`."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(usual.vectors))
-    now = rows(usual, order[: queries - moved])
+    now = rows_of(usual, order[: queries - moved])
     if moved:
-        now = joined(now, rows(other, random.permutation(len(other.vectors))[:moved]))
-    return compare(rows(usual, order[queries:][:SAMPLE]).profile(), now).drifted
+        now = joined(now, rows_of(other, random.permutation(len(other.vectors))[:moved]))
+    return compare(rows_of(usual, order[queries:][:SAMPLE]).profile(), now).drifted
 
 
-def rows(sample: Sample, places: np.ndarray) -> Sample:
+def rows_of(sample: Sample, places: np.ndarray) -> Sample:
     """Some of the texts."""
     return replace(sample, **{name: values[places] for name, values in vars(sample).items()})
 
@@ -96,6 +124,29 @@ def rows(sample: Sample, places: np.ndarray) -> Sample:
 def joined(one: Sample, other: Sample) -> Sample:
     """The texts of both."""
     return replace(one, **{name: np.concatenate([values, getattr(other, name)]) for name, values in vars(one).items()})
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as Markdown."""
+    shares = " | ".join(f"{share:.0%}" for share in SHARES)
+    lines = [f"| of the queries | {shares} | found from | by |", f"|---|{'--:|' * len(SHARES)}--:|---|"]
+    for kind in dict.fromkeys(row["kind"] for row in record["rows"] if row["share"]):
+        rows = [row for row in record["rows"] if row["kind"] == kind]
+        found = [row for row in rows if row["alarms"] >= FOUND * record["months"]]
+        least = f"{found[0]['share']:.0%}" if found else "none"
+        tests = ", ".join(sorted(found[0]["tests"], key=lambda test: -found[0]["tests"][test])) if found else ""
+        lines.append(f"| {kind} | {' | '.join(str(row['alarms']) for row in rows)} | {least} | {tests} |")
+    quiet = record["rows"][0]["alarms"]
+    return "\n".join(lines) + (
+        f"\n\nMonths with an alarm among {record['months']} of {record['queries']:,} queries each, if this share of "
+        f"them drifts. A share is found if at least {FOUND:.0%} of its months have an alarm. Without drift "
+        f"{plural(quiet, 'month')} of {record['months']} had one.\n"
+    )
+
+
+def with_table(page: str, record: dict[str, Any]) -> str:
+    """The page with the record's table between its marks."""
+    return between_marks(page, MARK, table(record))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""What a promoted model costs and loses in each of its forms, and what an adapter keeps of an old index.
+"""What a promoted model costs and loses in each of its forms.
 
 `python -m benchmarks.afternoon --place FOLDER` makes the sweep; `python -m benchmarks.exports FOLDER` exports its
 champion as a table of whole numbers, and a Transformer as a graph. Losses are of the sweep's dev sets. Speeds are texts
-a CPU second on one core, tokenizing among it, the best of three rounds, so other programs disturb them little. The
-adapter turns queries of the sweep's second best trial into the champion's space. `docs/how-to/promote.md` gets the
-table."""
+a CPU second on one core, tokenizing among it, the best of three rounds, so other programs disturb them little.
+`docs/how-to/promote.md` gets the table."""
 
 import argparse
 import json
@@ -19,12 +18,13 @@ from babeltune.files import json_text, write_whole
 from babeltune.models.hub import BUNDLED, model_folder
 from babeltune.schema.cluster import Cluster
 from benchmarks.__main__ import commit
+from benchmarks.afternoon import SWEEP
 from benchmarks.readme import between_marks
 
 ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "docs/measured/exports.json", ROOT / "docs/how-to/promote.md"
 MARK = "forms"  # the name of the marks between which the page has the table
-MODEL, SWEEP = "models:/clients@champion", "clients"
+MODEL = "models:/clients@champion"
 FORMS = {"static": ({"bits": 8}, {"bits": 4}, {"bits": 8, "dim": 128}), "Transformer": ({"bits": 32}, {"bits": 8})}
 TEXTS, ROUNDS = 400, 3
 VNNI = ("avx512_vnni", "avx_vnni", "amx_int8")  # instructions of a CPU for whole numbers
@@ -73,19 +73,6 @@ def row(kind: str, model: str, form: dict[str, int], cluster: Cluster, place: Pa
     }
 
 
-def adapted(cluster: Cluster, place: Path) -> dict[str, Any]:
-    """What the second best trial's queries find in the champion's index."""
-    from babeltune.promotion.adapter import make_adapter
-    from babeltune.sweep.state.folder import find_sweep
-    from babeltune.sweep.state.leaderboard import leaderboard
-
-    folder = find_sweep(Path(cluster.storage), SWEEP)
-    trials = [each.name for each in leaderboard(folder) if each.name[1:].isdigit() and each.metrics]
-    done = make_adapter(MODEL, f"{SWEEP}/{trials[1]}", place / "adapted", cluster, least=0.0)
-    before, after = (sum(each[side] for each in done.recalls.values()) / len(done.recalls) for side in (0, 1))
-    return {"map": done.map, "index": done.index, "recall": [before, after], "kept": done.kept}
-
-
 def table(record: dict[str, Any]) -> str:
     """The record as Markdown."""
     lines = ["| model | form | MB | of before | loss | texts a CPU second | times |", "|---|---|--:|--:|--:|--:|--:|"]
@@ -95,12 +82,9 @@ def table(record: dict[str, Any]) -> str:
             f"| {each['model']} | {each['bits']} bits, {each['dim']} numbers | {after / 1e6:.1f} "
             f"| {after / before:.1%} | {each['lost']:+.4f} | {fast:,.0f} | {fast / slow:.2f} |"
         )
-    bridge, has = record["adapter"], "has" if record["vnni"] else "has no"
-    before, after = bridge["recall"]
+    has = "has" if record["vnni"] else "has no"
     return "\n".join(lines) + (
-        f"\n\nThe loss is the largest of a mean of the dev sets; the CPU {has} instructions for whole numbers (VNNI). "
-        f"An adapter ({bridge['map']}) keeps {bridge['kept']:.1%} of Recall@10 in an index of {bridge['index']:,} "
-        f"texts: {before:.3f} with the old model, {after:.3f} with the new one.\n"
+        f"\n\nThe loss is the largest of a mean of the dev sets; the CPU {has} instructions for whole numbers (VNNI).\n"
     )
 
 
@@ -127,10 +111,9 @@ def main() -> None:
             for kind, forms in FORMS.items()
             for form in forms
         ]
-        bridge = adapted(cluster, place)
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     vnni = any(flag in flags for flag in VNNI)
-    record = {"commit": commit(), "transformer": options.transformer, "vnni": vnni, "rows": rows, "adapter": bridge}
+    record = {"commit": commit(), "transformer": options.transformer, "vnni": vnni, "rows": rows}
     print(table(record))
     if options.json:
         write_whole(options.json, (json_text(record, indent=1) + "\n").encode())

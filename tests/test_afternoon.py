@@ -4,12 +4,14 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from babeltune.apps.own_files.tables import read_table
-from benchmarks import afternoon, exports, openvino
+from babeltune.data.prepared import TextTask
+from benchmarks import afternoon, exports, months, openvino
 from corpora import DATA, needs_data
 
 PAGE = afternoon.PAGE.read_text(encoding="utf-8")
@@ -32,7 +34,31 @@ def test_the_table_of_forms_is_the_records_and_their_goals_hold():
     static = next(row for row in record["rows"] if (row["model"], row["bits"]) == ("static", 8))
     assert static["sizes"][1] <= 0.27 * static["sizes"][0]
     assert static["lost"] <= 0.002
-    assert record["adapter"]["kept"] >= 0.95
+
+
+def test_the_table_of_months_is_the_records_and_a_high_confidence_is_never_wrong():
+    page, record = (path.read_text(encoding="utf-8") for path in (months.PAGE, months.RECORD))
+    record = json.loads(record)
+    assert months.with_table(page, record) == page
+    assert [row["kind"] for row in record["rows"]] == [*months.CHALLENGERS]
+    assert all(row["promoted"][-1] == 0 for row in record["rows"] if row["gain"] <= 0)
+
+
+def test_a_month_promotes_a_challenger_that_is_clearly_better_and_no_worse_one():
+    random = np.random.default_rng(0)
+    cells = [f"test/news/{pair}/accuracy" for pair in ("fra-eng", "deu-eng")]
+    worse, better = (
+        {cell: {side: (random.random(300) < right).tolist() for side in ("forward", "backward")} for cell in cells}
+        for right in (0.5, 0.95)
+    )
+    tasks = [TextTask(name="news", kind="bitext", subset=cell.split("/")[2], left=[""] * 300) for cell in cells]
+    assert months.decided(tasks, (worse, better), 1.0, 400, 0) == [True] * 3
+    assert months.decided(tasks, (worse, better), 0.0, 400, 0) == [False] * 3
+    rows, coins = np.arange(300)[::-1], np.arange(300) < 100
+    for cell in cells:
+        mixed = months.answers((worse, better), rows, coins)[cell]["forward"]
+        assert mixed[:100] == better[cell]["forward"][::-1][:100]
+        assert mixed[100:] == worse[cell]["forward"][::-1][100:]
 
 
 def test_the_sentence_about_openvino_is_the_records():

@@ -1,6 +1,8 @@
 """A new model in the space of an old one: the map, what it keeps, and what is refused."""
 
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,12 +10,15 @@ import torch
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from babeltune.cli import app
 from babeltune.data.prepared import read_prepared
 from babeltune.errors import SpecError
 from babeltune.promotion.adapter import fit_map, make_adapter
 from babeltune.promotion.canary import CANARY, SPACE, read_canary
 from babeltune.promotion.candidate import dev_texts
+from benchmarks import adapter as benchmark
 from small_models import bundled_tokenizer, static_model
 
 TEXTS = ["A boat lies on the beach.", "Un bateau est sur la plage.", "some more words"]
@@ -114,3 +119,31 @@ def test_a_zero_vector_and_rounding_do_no_harm():
     new, old = torch.randn(50, 4).numpy(), torch.randn(50, 6).numpy()
     new[3] = 0
     assert np.isfinite(fit_map(new, old)[1]).all()
+
+
+def test_the_benchmark_asks_an_old_index_for_texts_that_the_map_has_not_seen(models, tmp_path, monkeypatch):
+    rows = {"fra": ["un", "deux", "trois"], "spa": ["uno", "dos"]}
+    monkeypatch.setattr(benchmark, "LANGUAGES", ("fra",))
+    monkeypatch.setattr(benchmark, "OTHERS", ("spa",))
+    monkeypatch.setattr(
+        benchmark, "texts", lambda data, code, most: [(text, f"the {text} text") for text in rows[code]]
+    )
+    indexed, asked = benchmark.unseen(Path(), {"deux"}, 1)
+    assert indexed == ["the un text", "the trois text", "the uno text", "the dos text"]
+    assert asked == [("trois", "the trois text")]
+    old = str(models / "old")
+    texts = [f"A boat lies on the beach number {number}." for number in range(100, 160)]
+    assert benchmark.old_index(tmp_path, old, texts) == 60
+    pairs = [*zip(texts, texts, strict=True), ("quite other words", texts[7])]
+    hits = benchmark.found(tmp_path / "index", pairs, benchmark.unit_by(old)([query for query, _ in pairs]))
+    assert hits[:60].all()
+    value, low, high = benchmark.limits(hits)
+    assert low < value == hits.mean() <= high <= 1
+    assert benchmark.limits(hits, hits) == [1, 1, 1]
+
+
+def test_the_figures_of_an_old_index_are_the_records():
+    page, record = (path.read_text(encoding="utf-8") for path in (benchmark.PAGE, benchmark.RECORD))
+    record = json.loads(record)
+    assert benchmark.with_table(page, record) == page
+    assert record["index"] >= 50_000

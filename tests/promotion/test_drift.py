@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +12,14 @@ import pytest
 from scipy.stats import hypergeom
 from sentence_transformers import SentenceTransformer
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from babeltune.data.prepared import read_prepared
 from babeltune.errors import SpecError
 from babeltune.promotion import drift as module
 from babeltune.promotion.drift import FILE, Sample, compare, read_profile, sample_of, write_profile
+from benchmarks import drift as benchmark
+from corpora import DATA, needs_data
 from notified import events_in, teller
 from small_models import static_model
 
@@ -166,9 +172,34 @@ def test_a_model_without_a_profile_has_none_and_a_damaged_one_is_refused_in_word
             read_profile(tmp_path)
 
 
-def test_the_figures_of_the_docs_are_those_of_the_benchmark():
-    root = Path(__file__).parents[2]
-    alarms = json.loads((root / "docs/measured/drift.json").read_text(encoding="utf-8"))["alarms"]
-    text = " ".join((root / "docs/how-to/promote.md").read_text(encoding="utf-8").split())
-    assert f"Of 100 months without drift, {alarms.pop('none')} have an alarm" in text
-    assert {*alarms.values()} == {100}
+def test_the_table_of_drift_is_the_records():
+    page, record = (path.read_text(encoding="utf-8") for path in (benchmark.PAGE, benchmark.RECORD))
+    record = json.loads(record)
+    assert benchmark.with_table(page, record) == page
+    assert record["rows"][0] == {"kind": "none", "share": 0.0, "alarms": 0, "tests": {}}
+    assert len(record["rows"]) == 1 + 4 * len(benchmark.SHARES)
+
+
+@needs_data
+def test_five_small_months_of_real_text_find_a_new_language_and_no_drift_else(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "trial_at", lambda place, rank: nullcontext(str(model)))
+    sizes = ["--months", "5", "--queries", "600", "--pairs", "250", "--data", str(DATA)]
+    monkeypatch.setattr(sys, "argv", ["drift", "afternoon", *sizes, "--json", str(tmp_path / "drift.json")])
+    benchmark.main()  # it ends with an error for a false alarm
+    rows = json.loads((tmp_path / "drift.json").read_text(encoding="utf-8"))["rows"]
+    assert rows[0]["alarms"] == 0
+    most = {row["kind"]: row for row in rows if row["share"] == 0.2}
+    assert [*most] == ["Spanish", "documentation", "long texts", "unknown script"]
+    assert (most["Spanish"]["alarms"], most["unknown script"]["tests"]["unknown tokens"]) == (5, 5)
+
+
+def test_a_share_is_found_if_95_of_100_months_have_an_alarm():
+    rows = [{"kind": "none", "share": 0.0, "alarms": 1, "tests": {}}]
+    alarms = {"far": (20, 94, 95, 100), "near": (0, 0, 1, 90)}
+    for kind, counts in alarms.items():
+        for share, count in zip(benchmark.SHARES, counts, strict=True):
+            rows.append({"kind": kind, "share": share, "alarms": count, "tests": {"lengths": 1, "vectors": count}})
+    text = benchmark.table({"months": 100, "queries": 2000, "rows": rows})
+    assert "| far | 20 | 94 | 95 | 100 | 10% | vectors, lengths |" in text
+    assert "| near | 0 | 0 | 1 | 90 | none |  |" in text
+    assert "1 month of 100 had one" in text
