@@ -34,6 +34,11 @@ def test_the_table_of_forms_is_the_records_and_their_goals_hold():
     static = next(row for row in record["rows"] if (row["model"], row["bits"]) == ("static", 8))
     assert static["sizes"][1] <= 0.27 * static["sizes"][0]
     assert static["lost"] <= 0.002
+    assert record["adapter"]["kept"] >= 0.95
+    eight = next(row for row in record["rows"] if (row["model"], row["bits"]) == ("Transformer", 8))
+    slow, fast = eight["rates"]["1"]
+    reached = fast / slow >= exports.GOAL[0] and eight["lost"] <= exports.GOAL[1]
+    assert ("is reached" if reached else "is missed") in page, "a missed goal is said to be missed"
 
 
 def test_the_table_of_months_is_the_records_and_a_high_confidence_is_never_wrong():
