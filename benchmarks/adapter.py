@@ -73,7 +73,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         before, asked_by_new = search(encode_old(queries)), encode_new(queries)
         olds, news = encode_old(fitted), encode_new(fitted)
         maps = {count: fit_map(news[:count], olds[:count]) for count in (len(fitted) // part for part in PARTS)}
-        hits = {count: search(asked_by_new @ layer) for count, (_, layer) in maps.items()}
+        hits = {count: search(layer.of(asked_by_new)) for count, layer in maps.items()}
     return {
         "commit": commit(),
         "new": Path(options.new).name,
@@ -82,7 +82,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         "queries": len(asked),
         "old": limits(before),
         "rows": [
-            {"texts": count, "map": maps[count][0], "recall": limits(after), "kept": limits(after, before)}
+            {"texts": count, "map": maps[count].kind, "recall": limits(after), "kept": limits(after, before)}
             for count, after in hits.items()
         ],
     }

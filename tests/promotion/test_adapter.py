@@ -50,10 +50,10 @@ def test_the_map_is_the_one_that_is_nearer_on_texts_that_it_has_not_seen(stretch
     old = old / np.linalg.norm(old, axis=1, keepdims=True) + (0 if stretched else 0.02) * random.standard_normal(
         (400, 8)
     )
-    kind, layer = fit_map(new, old.astype(np.float32))
-    assert kind == name
-    assert layer.shape == (8, 8)
-    mapped = new @ layer
+    layer = fit_map(new, old.astype(np.float32))
+    assert layer.kind == name
+    assert (layer.weight.shape, layer.bias.shape) == ((8, 8), (8,))
+    mapped = layer.of(new)
     cosines = (mapped / np.linalg.norm(mapped, axis=1, keepdims=True) * old).sum(1) / np.linalg.norm(old, axis=1)
     assert cosines.min() > (0.8 if stretched else 0.98)
 
@@ -118,7 +118,20 @@ def test_a_model_that_finds_too_little_is_refused(models, copied_home, command, 
 def test_a_zero_vector_and_rounding_do_no_harm():
     new, old = torch.randn(50, 4).numpy(), torch.randn(50, 6).numpy()
     new[3] = 0
-    assert np.isfinite(fit_map(new, old)[1]).all()
+    assert np.isfinite(fit_map(new, old).of(new)).all()
+    same = np.ones((50, 4), np.float32)
+    assert np.isfinite(fit_map(same, old).of(same)).all()
+
+
+def test_a_space_that_lies_to_one_side_is_moved_too():
+    """Vectors of many pretrained encoders share most of their direction."""
+    random = np.random.default_rng(2)
+    shared = random.standard_normal((600, 8)).astype(np.float32)
+    old = shared / np.linalg.norm(shared, axis=1, keepdims=True)
+    aside = 5 + shared @ random.standard_normal((8, 12)).astype(np.float32)
+    new = aside / np.linalg.norm(aside, axis=1, keepdims=True)
+    mapped = fit_map(new[:500], old[:500]).of(new[500:])
+    assert np.mean((mapped @ old[500:].T).argmax(axis=1) == np.arange(100)) > 0.9
 
 
 def test_the_benchmark_asks_an_old_index_for_texts_that_the_map_has_not_seen(models, tmp_path, monkeypatch):

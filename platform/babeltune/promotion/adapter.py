@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shutil import copytree
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     Vectors = NDArray[np.float32]
 
 FITTED = 20_000  # training texts, at most, that the map is fitted on
-HELD_OUT = 0.1  # the share of them that chooses between the two maps
+HELD_OUT = 0.1  # the share of them that chooses among the maps
+RIDGES = (1e-3, 1e-2, 1e-1)  # penalties of least squares: few texts and dependent numbers need a larger one
 NEIGHBOURS = 10  # texts of the index among which a query's translation counts as found
 ROWS = 1_000  # queries that are compared with the index at once
 
@@ -52,7 +53,7 @@ class Adapted:
     """The new folder; None if queries find too little."""
     sweep: str
     map: str
-    """`rotation` or `least squares`: the one that is nearer to the old vectors of texts that it was not fitted on."""
+    """`rotation` or `least squares`: the one that is better on texts that it was not fitted on."""
     index: int
     """Texts in the index."""
     recalls: dict[str, tuple[float, float]]
@@ -85,14 +86,14 @@ def make_adapter(
         encode_new = encoder_of(after, stage="encoding with the new model")
         ids = prepared.some_trained(FITTED)
         texts, languages = prepared.texts_of(ids), [prepared.languages[each] for each in prepared.text_languages()[ids]]
-        name, layer = fit_map(unit_rows(encode_new(texts, languages)), unit_rows(encode_old(texts, languages)))
+        layer = fit_map(unit_rows(encode_new(texts, languages)), unit_rows(encode_old(texts, languages)))
         adapted = str(draft / "model")
         _write(after, layer, adapted)
         encode_adapted = encoder_of(adapted, stage="encoding with both")
         index, recalls = _recalls(tasks, encode_old, encode_adapted)
         expected, found = np.mean(list(recalls.values()), axis=0)
         share = float(found / expected) if expected else 0.0
-        done = Adapted(folder=str(out), sweep=sweep, map=name, index=index, recalls=recalls, kept=share)
+        done = Adapted(folder=str(out), sweep=sweep, map=layer.kind, index=index, recalls=recalls, kept=share)
         if done.kept < least:
             return replace(done, folder=None)
         for file, encode in ((SPACE, encode_old), (CANARY, encode_adapted)):
@@ -103,25 +104,51 @@ def make_adapter(
     return done
 
 
-def fit_map(new: Vectors, old: Vectors) -> tuple[str, Vectors]:
-    """The map from new [texts, m] to old [texts, n] vectors: float32 [m, n], and which of the two kinds it is.
+class LinearMap(NamedTuple):
+    """From new vectors [texts, m] to an old model's [texts, n]."""
 
-    A rotation keeps all cosines (the orthogonal Procrustes problem, Schönemann 1966), and least squares need not."""
+    kind: str
+    weight: Vectors  # [m, n]
+    bias: Vectors  # [n]
+
+    def of(self, vectors: Vectors) -> Vectors:
+        """The vectors in the old space, of any length."""
+        return vectors @ self.weight + self.bias
+
+
+def fit_map(new: Vectors, old: Vectors) -> LinearMap:
+    """The map that finds most of the old vectors of texts that it was not fitted on, and of equal ones the nearest.
+
+    Each takes one mean to the other. A rotation keeps distances (the orthogonal Procrustes problem, Schönemann 1966).
+    Least squares need not; their penalties are `RIDGES` times the mean variance of the new numbers."""
     some = max(1, round(HELD_OUT * len(new)))
-    left, _, right = np.linalg.svd(new[some:].T @ old[some:], full_matrices=False)
-    gram = new[some:].T @ new[some:]
-    gram += 1e-3 * np.trace(gram) / len(gram) * np.eye(len(gram), dtype=gram.dtype)
-    maps = {"rotation": left @ right, "least squares": np.linalg.solve(gram, new[some:].T @ old[some:])}
-    name = max(maps, key=lambda each: float((unit_rows(new[:some] @ maps[each]) * old[:some]).sum()))
-    return name, maps[name].astype(np.float32)
+    means = new[some:].mean(axis=0), old[some:].mean(axis=0)
+    x, y = new[some:] - means[0], old[some:] - means[1]
+    gram, product = x.T @ x, x.T @ y
+    left, _, right = np.linalg.svd(product, full_matrices=False)
+    scale = (np.trace(gram) / len(gram) + np.finfo(np.float32).tiny) * np.eye(len(gram), dtype=gram.dtype)
+    weights = [("rotation", left @ right)]
+    weights += [("least squares", np.linalg.solve(gram + ridge * scale, product)) for ridge in RIDGES]
+    maps = [LinearMap(kind, weight, means[1] - means[0] @ weight) for kind, weight in weights]
+
+    def quality(each: LinearMap) -> tuple[float, float]:
+        cosines = unit_rows(each.of(new[:some])) @ old[:some].T
+        return float(np.mean(cosines.argmax(axis=1) == np.arange(some))), float(np.trace(cosines))
+
+    return max(maps, key=quality)
 
 
-def _write(new: str, layer: Vectors, folder: str) -> None:
+def _write(new: str, layer: LinearMap, folder: str) -> None:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Dense, Normalize
 
     whole = open_model(new)
-    dense = Dense(*layer.shape, bias=False, activation_function=torch.nn.Identity(), init_weight=torch.tensor(layer.T))
+    dense = Dense(
+        *layer.weight.shape,
+        activation_function=torch.nn.Identity(),
+        init_weight=torch.tensor(layer.weight.T.copy()),
+        init_bias=torch.tensor(layer.bias),
+    )
     prompts = {"prompts": whole.prompts, "default_prompt_name": whole.default_prompt_name}
     model = SentenceTransformer(modules=[*whole, dense, Normalize()], **prompts)
     model.save(folder, create_model_card=False)
