@@ -109,7 +109,7 @@ def objects(engine: str) -> tuple[float, float]:
 
 
 def both_won(write: Callable[[Path, int], bool]) -> int:
-    """In how many meetings both writers of one name in a folder were told that they made it."""
+    """In how many meetings both writers of one name in a folder heard that they made it."""
     doubled = 0
     with TemporaryDirectory() as folder:
         for number in range(ROUNDS):
@@ -188,8 +188,8 @@ def rows_read(engine: str, bad: str) -> str:
                 table = f"read_csv('{path}', header=true, delim=',', quote='\"', all_varchar=true, store_rejects=true)"
                 with duckdb.connect() as database:
                     ((found,),) = database.execute(f"SELECT count(*) FROM {table}").fetchall()
-                    ((told,),) = database.execute("SELECT count(*) FROM reject_errors").fetchall()
-                return f"{found} rows, {told} reported"
+                    ((reported,),) = database.execute("SELECT count(*) FROM reject_errors").fetchall()
+                return f"{found} rows, {reported} reported"
             source = CsvSource(
                 name="bad", path="rows.csv", columns={"eng": "eng", "fra": "fra"}, on_error="drop", max_dropped=1
             )
