@@ -42,7 +42,7 @@ from benchmarks.readme import MEASURED, ROOT, between_marks
 
 RECORD, PAGE = MEASURED / "prototypes.json", ROOT / "docs" / "architecture.md"
 MARK = "the prototypes' figures"  # the name of the marks between which the page has the table
-TIMES = 5  # rounds
+TIMES = 3  # rounds
 OBJECTS, ROUNDS, BYTES = 200, 200, 1_000  # small objects, meetings of two writers, and the bytes of an object
 PAIRS = int(os.environ.get("PAIRS", "500000"))
 ROWS = 1_000  # rows of the files that are not as they should be
