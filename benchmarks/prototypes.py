@@ -8,6 +8,7 @@ two writers meet in a folder, and three files are read that are not as they shou
 writes docs/measured/prototypes.json and the table of docs/architecture.md."""
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -84,6 +85,7 @@ def bucket() -> Iterator[None]:
 
 
 def _serve(pipe: Any) -> None:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with server(Counted()):
         pipe.send({name: value for name, value in os.environ.items() if name.startswith("AWS_")})
         threading.Event().wait()
@@ -109,7 +111,7 @@ def objects(engine: str) -> tuple[float, float]:
 
 
 def both_won(write: Callable[[Path, int], bool]) -> int:
-    """In how many meetings both writers of one name in a folder heard that they made it."""
+    """In how many meetings both writers of one name in a folder made it, as they saw it."""
     doubled = 0
     with TemporaryDirectory() as folder:
         for number in range(ROUNDS):
