@@ -144,7 +144,7 @@ def by_obstore(path: Path, who: int) -> bool:
     """Whether the file was made."""
     try:
         obstore.put(LocalStore(path.parent), path.name, b"%d" % who, mode="create")
-    except FileExistsError:
+    except obstore.exceptions.AlreadyExistsError:
         return False
     return True
 
