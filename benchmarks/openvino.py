@@ -3,7 +3,7 @@
 `python -m benchmarks.openvino GRAPH SMALL` takes two folders of `babeltune export --format onnx`, the second with
 `--int8`, both of multilingual-e5-small. OpenVINO reads the first graph, and NNCF makes eight bits of its weights and
 activations. All run one batch with one thread, in turn, and the least CPU time of some rounds counts.
-`docs/how-to/promote.md` gets the sentence. The packages are no part of babeltune: `pip install openvino nncf`."""
+`docs/how-to/promote.md` gets the sentence. The packages come with `pip install 'babeltune[tried]'`."""
 
 import argparse
 import json

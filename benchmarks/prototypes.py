@@ -1,11 +1,11 @@
 """What two engines that were tried and dropped cost beside ours: obstore for small objects, and DuckDB for text.
 
-`docs/architecture.md` says why they were dropped. The project needs neither, so `pip install obstore duckdb` comes
-before. Objects go to an S3 server (moto) of another process: each is written if it is absent, and then read. Text is
+`docs/architecture.md` says why they were dropped. The product needs neither: `pip install 'babeltune[tried]'` brings
+them. Objects go to an S3 server (moto) of another process: each is written if it is absent, and then read. Text is
 the corpus of `benchmarks.corpus`: three tables are read, and long, equal, repeated and sealed sentences go. Both must
-keep the same number of pairs. Our own function makes the keys of both. Memory is the peak of anonymous memory. At last
-two writers meet in a folder, and three files are read that are not as they should be. `python -m benchmarks.prototypes`
-writes docs/measured/prototypes.json and the table of docs/architecture.md."""
+keep the same number of pairs. Our own function makes the keys of both. Memory is the peak of anonymous memory. At
+last two writers meet in a folder, and three files are read that are not as they should be. `python -m
+benchmarks.prototypes` writes docs/measured/prototypes.json and the table of docs/architecture.md."""
 
 import contextlib
 import logging

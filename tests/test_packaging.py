@@ -317,7 +317,7 @@ def declared(*extras):
 
 
 USERS = ("quickstart", "faiss", "translation", "s3", "gs", "serve", "picture", "notebook", "onnx")
-EVERY = (*USERS, "jobs", "dev")
+EVERY = (*USERS, "jobs", "dev", "tried")
 
 
 @pytest.mark.slow

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import ClassVar, TypeVar
 
-import psutil
-
 Answer = TypeVar("Answer")
 LAST_S = 4.0  # seconds that a program has after a second Ctrl-C to close what is open
 POLL_INTERVAL_S = 0.25  # seconds between two checks whether a second Ctrl-C waits for a main thread that cannot take it
@@ -111,6 +109,8 @@ class _Acknowledgement:
 
     def _end_soon(self) -> None:
         """Ends this process and those that it started, unless the block ends by itself in time."""
+        import psutil  # training does without
+
         if self.ended.wait(LAST_S):
             return
         with suppress(OSError):

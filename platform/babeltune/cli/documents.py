@@ -3,6 +3,7 @@
 The reference and `babeltune schema COMMAND` show the schemas. They are derived from the records, whose docstrings they
 carry. A test runs every command and holds its output against them."""
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -17,7 +18,6 @@ from babeltune.apps.transfer.finetune import TransferRecord
 from babeltune.cli.clean import Removed
 from babeltune.cli.inspect import LanguageScores, SweepLog
 from babeltune.cli.models import TrackingPage
-from babeltune.cli.reference import Skill
 from babeltune.cli.refit import WrittenSpec
 from babeltune.cli.render import MethodDocument
 from babeltune.cli.report import WrittenStudy
@@ -46,6 +46,17 @@ from babeltune.sweep.state.progress import SweepDocument
 from babeltune.sweep.state.seed_summary import Comparison as SeedTable
 from babeltune.sweep.state.trial_page import TrialPage
 from babeltune.sweep_report.write import Written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skill:
+    """How a program or an agent runs a loop of sweeps."""
+
+    path: str
+    """The file: that of the package, or the one that was written."""
+    text: str
+    """Markdown, with a head in YAML as agents read it."""
+
 
 DOCUMENTS: dict[str, Any] = {
     **dict.fromkeys(("submit", "demo", "resume", "extend"), SweepDocument),

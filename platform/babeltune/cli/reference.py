@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -17,16 +16,6 @@ from babeltune.files import check_place, make_place, write_out
 
 if TYPE_CHECKING:
     from babeltune.schema.json_schema import Kind
-
-
-@dataclass(frozen=True, kw_only=True)
-class Skill:
-    """How a program or an agent runs a loop of sweeps."""
-
-    path: str
-    """The file: that of the package, or the one that was written."""
-    text: str
-    """Markdown, with a head in YAML as agents read it."""
 
 
 @app.command()
@@ -65,6 +54,8 @@ def skill(
     as_json: Json = False,
 ) -> None:
     """Print SKILL.md: how a script or an agent runs a loop of sweeps honestly, command by command."""
+    from babeltune.cli.documents import Skill
+
     path = Path(babeltune.__file__).with_name("bundled") / "SKILL.md"
     text = path.read_text(encoding="utf-8")
     if out_ is not None:

@@ -184,7 +184,7 @@ def same(found, expected):
     assert torch.allclose(found.forward.cosine, expected.forward.cosine, atol=1e-6)
 
 
-def test_neighbours_are_those_in_memory_of_evaluation_and_of_bf16_tiles_with_exact_scores():
+def test_neighbours_are_those_in_memory_and_of_bf16_tiles_with_exact_scores():
     x, y = vectors(300, 32, 5), vectors(500, 32, 6)
     same(both_ways(x, y, 4), match(x, y, 4))
     x, y = vectors(200, 128, 7), vectors(900, 128, 8)

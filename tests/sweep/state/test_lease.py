@@ -18,6 +18,7 @@ from mlflow import MlflowClient
 
 from babeltune.errors import FencedError, SweepError
 from babeltune.files import write_json
+from babeltune.machine import lives
 from babeltune.planning.recorded import sweep_id
 from babeltune.sweep.driver.run import folder_in, submit
 from babeltune.sweep.state import fencing
@@ -363,10 +364,10 @@ def test_a_driver_that_hears_of_another_ends_its_sweep_and_keeps_its_trials(copi
 
 def test_a_process_that_got_the_number_of_a_dead_driver_is_not_taken_for_it():
     driver = leases.this_driver()
-    assert leases._is_alive_here(driver)
+    assert lives(driver["process"])
     machine, number, started = driver["process"].split("-")
-    assert not leases._is_alive_here({**driver, "process": f"{machine}-{number}-{int(started) + 1}"})
-    assert not leases._is_alive_here({**driver, "process": f"elsewhere-{number}-{started}"})
+    assert not lives(f"{machine}-{number}-{int(started) + 1}")
+    assert not lives(f"elsewhere-{number}-{started}")
 
 
 def test_a_late_driver_whose_storage_gives_no_answer_ends_all_the_same(monkeypatch):
