@@ -166,9 +166,9 @@ def ask() -> None:
 
 
 @contextmanager
-def trial_at(place: Path, rank: int) -> Iterator[str]:
-    """The folder of a trial of the afternoon in `place`, which is gone afterwards. 0 is the best, and 2 the last that
-    keeps its weights."""
+def trial_at(place: Path, trial: int | str) -> Iterator[str]:
+    """The folder of a trial of the afternoon in `place`, which is gone afterwards: by its name, or 0 for the best, and
+    2 for the last that keeps its weights."""
     from babeltune.promotion.evaluate import weights_of
     from babeltune.promotion.model_names import trial_of
     from babeltune.sweep.state.folder import find_sweep
@@ -178,7 +178,7 @@ def trial_at(place: Path, rank: int) -> Iterator[str]:
     storage = (place / "storage").absolute()
     view = StorageView(Cluster(storage=str(storage), mlflow=f"sqlite:///{storage}/mlflow.db"))
     trials = [row.name for row in leaderboard(find_sweep(storage, SWEEP)) if row.name[1:].isdigit() and row.metrics]
-    name = f"{SWEEP}/{trials[rank]}"
+    name = f"{SWEEP}/{trial if isinstance(trial, str) else trials[trial]}"
     with weights_of(name, trial_of(name, storage), view) as (_, folder):
         yield folder
 

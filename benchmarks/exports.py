@@ -1,7 +1,8 @@
 """What a promoted model costs and loses in each of its forms.
 
-`python -m benchmarks.afternoon --place FOLDER` makes the sweep; `python -m benchmarks.exports FOLDER` exports its
-champion as a table of whole numbers, and a Transformer as a graph. Losses are of the sweep's dev sets. Speeds are texts
+`python -m benchmarks.afternoon --place FOLDER` makes the sweep; `python -m benchmarks.exports FOLDER` exports its first
+trial, which is wider than its vectors, and its champion as tables of whole numbers, and a Transformer as a graph. A
+linear layer is multiplied into a table, so that a narrow one grows. Losses are of the sweep's dev sets. Speeds are texts
 a CPU second, tokenizing among it, with one thread and with two. A thread that waits does not spin. Both forms encode
 in turn, and the best of three rounds counts, so that other programs disturb little. The adapter turns queries of the
 sweep's second best trial into the champion's space. `docs/how-to/promote.md` gets the table."""
@@ -19,7 +20,7 @@ from babeltune.files import json_text, write_whole
 from babeltune.models.hub import baseline_row, model_folder
 from babeltune.schema.cluster import Cluster
 from benchmarks.__main__ import commit
-from benchmarks.afternoon import SWEEP
+from benchmarks.afternoon import SWEEP, trial_at
 from benchmarks.readme import between_marks
 
 ROOT = Path(__file__).parents[1]
@@ -27,8 +28,13 @@ RECORD, PAGE = ROOT / "docs/measured/exports.json", ROOT / "docs/how-to/promote.
 MARK = "forms"  # the name of the marks between which the page has the table
 TRANSFORMER = "intfloat/multilingual-e5-small"
 MODEL = "models:/clients@champion"
-FORMS = {"static": ({"bits": 8}, {"bits": 4}, {"bits": 8, "dim": 128}), "Transformer": ({"bits": 32}, {"bits": 8})}
-TEXTS, ROUNDS = {"static": 400, "Transformer": 100}, 3
+FORMS = {
+    "static": ({"bits": 8}, {"bits": 4}, {"bits": 8, "dim": 128}),
+    "narrow static": ({"bits": 8},),
+    "Transformer": ({"bits": 32}, {"bits": 8}),
+}
+WIDE = "t0000"  # the afternoon's first trial, whose points stand in its file: 512 numbers a token
+TEXTS, ROUNDS = {"static": 400, "narrow static": 400, "Transformer": 100}, 3
 THREADS = (1, 2)
 GOAL = (2.5, 0.005)
 """How many times as fast as before a Transformer of eight bits should be with one thread, and what it may lose."""
@@ -143,13 +149,9 @@ def main() -> None:
     cluster = Cluster(storage=str(storage), mlflow=f"sqlite:///{storage}/mlflow.db")
     texts = (options.place / "march.txt").read_text(encoding="utf-8").splitlines()
     transformer = str(model_folder(options.transformer, None, setting="--transformer"))
-    with TemporaryDirectory() as name:
-        place = Path(name)
-        rows = [
-            row(kind, MODEL if kind == "static" else transformer, form, cluster, place, texts)
-            for kind, forms in FORMS.items()
-            for form in forms
-        ]
+    with TemporaryDirectory() as name, trial_at(options.place, WIDE) as wide:
+        place, models = Path(name), {"static": wide, "narrow static": MODEL, "Transformer": transformer}
+        rows = [row(kind, models[kind], form, cluster, place, texts) for kind, forms in FORMS.items() for form in forms]
         bridge = adapted(cluster, place)
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     vnni = any(flag in flags for flag in VNNI)
