@@ -160,3 +160,4 @@ def test_the_figures_of_an_old_index_are_the_records():
     record = json.loads(record)
     assert benchmark.with_table(page, record) == page
     assert record["index"] >= 50_000
+    assert record["rows"][-1]["kept"][0] >= 0.95
