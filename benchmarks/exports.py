@@ -1,11 +1,11 @@
 """What a promoted model costs and loses in each of its forms.
 
-`python -m benchmarks.afternoon --place FOLDER` makes the sweep; `python -m benchmarks.exports FOLDER` exports its first
-trial, which is wider than its vectors, and its champion as tables of whole numbers, and a Transformer as a graph. A
-linear layer is multiplied into a table, so that a narrow one grows. Losses are of the sweep's dev sets. Speeds are
-texts a CPU second, tokenizing among it, with one thread and with two. A thread that waits does not spin. Both forms encode
-in turn, and the best of three rounds counts, so that other programs disturb little. The adapter turns queries of the
-sweep's second best trial into the champion's space. `docs/how-to/promote.md` gets the table."""
+`python -m benchmarks.afternoon --place FOLDER` makes the sweep; `python -m benchmarks.exports FOLDER` exports its
+first trial, which is wider than its vectors, and its champion as tables of whole numbers, and a Transformer as a
+graph. A linear layer is multiplied into a table, so that a narrow one grows. Losses are of the sweep's dev sets.
+Speeds are texts a CPU second, tokenizing among it, with one thread and with two. A thread that waits does not spin.
+Both forms encode in turn, and the best of three rounds counts, so that other programs disturb little. The adapter
+turns queries of the sweep's second best trial into the champion's space. `docs/how-to/promote.md` gets the table."""
 
 import argparse
 import json
