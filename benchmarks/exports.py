@@ -8,7 +8,6 @@ Both forms encode in turn, and the best of three rounds counts, so that other pr
 turns queries of the sweep's second best trial into the champion's space. `docs/how-to/promote.md` gets the table."""
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,16 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from babeltune.files import json_text, write_whole
 from babeltune.models.hub import baseline_row, model_folder
 from babeltune.schema.cluster import Cluster
 from benchmarks.__main__ import commit
 from benchmarks.afternoon import SWEEP, trial_at
-from benchmarks.readme import between_marks
+from benchmarks.figures import Figures
 
 ROOT = Path(__file__).parents[1]
-RECORD, PAGE = ROOT / "docs/measured/exports.json", ROOT / "docs/how-to/promote.md"
-MARK = "forms"  # the name of the marks between which the page has the table
 TRANSFORMER = "intfloat/multilingual-e5-small"
 MODEL = "models:/clients@champion"
 FORMS = {
@@ -119,6 +115,9 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join([*lines, "", " ".join(words), ""])
 
 
+FIGURES = Figures("exports", "docs/how-to/promote.md", "forms", table)
+
+
 def goal_in_words(rows: Sequence[dict[str, Any]]) -> str:
     """Whether the Transformer of eight bits is as fast, and as good, as it should be."""
     row = next(each for each in rows if (each["model"], each["bits"]) == ("Transformer", 8))
@@ -132,18 +131,13 @@ def goal_in_words(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def with_table(page: str, record: dict[str, Any]) -> str:
-    """The page with the record's table between its marks."""
-    return between_marks(page, MARK, table(record))
-
-
 def main() -> None:
     """Exports, measures, and writes the record and the page."""
     os.environ["OMP_WAIT_POLICY"] = "passive"  # before torch starts threads
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("place", type=Path, help="the folder of the afternoon")
     parser.add_argument("--transformer", default=TRANSFORMER, help="a Transformer, as a folder or a hub id")
-    parser.add_argument("--json", type=Path, help=f"the record; {RECORD.name} also writes the page")
+    parser.add_argument("--json", type=Path, help=f"the record; {FIGURES.record.name} also writes the page")
     options = parser.parse_args()
     storage = (options.place / "storage").absolute()
     cluster = Cluster(storage=str(storage), mlflow=f"sqlite:///{storage}/mlflow.db")
@@ -159,9 +153,7 @@ def main() -> None:
     record = {"commit": commit(), "transformer": name, "vnni": vnni, "rows": rows, "adapter": bridge}
     print(table(record))
     if options.json:
-        write_whole(options.json, (json_text(record, indent=1) + "\n").encode())
-        if options.json.resolve() == RECORD:
-            write_whole(PAGE, with_table(PAGE.read_text(encoding="utf-8"), json.loads(json_text(record))).encode())
+        FIGURES.keep(record, options.json)
 
 
 if __name__ == "__main__":

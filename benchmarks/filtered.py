@@ -16,15 +16,13 @@ from babeltune.apps.filtering.filter import Filtered, NoisyCorpus, Translation, 
 from babeltune.apps.filtering.translate import Recipe
 from babeltune.apps.mining.mine import Encoding, Settings
 from babeltune.apps.mining.vectors import model_at
-from babeltune.files import json_text, plain, write_whole
+from babeltune.files import plain
 from babeltune.stages import no_progress
 from benchmarks.__main__ import commit
+from benchmarks.figures import Figures
 from benchmarks.noisy_text import noisy, rows_of
-from benchmarks.readme import between_marks
 
 ROOT = Path(__file__).parents[1]
-RECORD, PAGE = ROOT / "docs/measured/filtered.json", ROOT / "docs/papers.md"
-MARK = "filtered"  # the name of the marks between which the page has the table
 CHANCE = "by chance"
 SIZES = (15_000, 30_000, 50_000, 80_000)  # target tokens of the subsets
 RECIPE = Recipe(model="scratch", steps=1000, batch=64, learning_rate=1e-3, max_tokens=40, beams=1, layers=2, width=192)
@@ -65,9 +63,7 @@ def table(record: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_table(page: str, record: Mapping[str, Any]) -> str:
-    """The page with the record's table between its marks."""
-    return between_marks(page, MARK, table(record))
+FIGURES = Figures("filtered", "docs/papers.md", "filtered", table)
 
 
 def main() -> None:
@@ -92,8 +88,7 @@ def main() -> None:
             row = judged(place, name.replace(" ", "-"), model, prompt, str(options.data / "tatoeba/fra-eng.tsv"))
             record["rows"][name] = {**row, "model": Path(model).name}
             print(json.dumps(record["rows"][name]), flush=True)
-            write_whole(RECORD, (json_text(record, indent=1) + "\n").encode())
-    write_whole(PAGE, with_table(PAGE.read_text(encoding="utf-8"), record).encode())
+            FIGURES.keep(record)
 
 
 if __name__ == "__main__":

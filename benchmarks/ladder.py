@@ -8,13 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from babeltune.files import json_text, write_whole
 from benchmarks.__main__ import commit
-from benchmarks.readme import between_marks
+from benchmarks.figures import Figures
 
 ROOT = Path(__file__).parents[1]
-RECORD, PAGE = ROOT / "docs/measured/ladder.json", ROOT / "docs/how-to/promote.md"
-MARK = "ladder"  # the name of the marks between which the page has the table
 SHOWN = {
     "NTREX": "dev/ntrex/accuracy",
     "search": "dev/search/ndcg_at_10",
@@ -59,6 +56,9 @@ def table(record: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+FIGURES = Figures("ladder", "docs/how-to/promote.md", "ladder", table)
+
+
 def main() -> None:
     try:
         rows = record_of(json.load(sys.stdin))
@@ -69,8 +69,7 @@ def main() -> None:
             "no row on standard input has a size: pipe `babeltune runs SWEEP --json` of a sweep that has run"
         )
     record = {"commit": commit(), "rows": rows}
-    write_whole(RECORD, (json_text(record, indent=1) + "\n").encode())
-    write_whole(PAGE, between_marks(PAGE.read_text(encoding="utf-8"), MARK, table(record)).encode())
+    FIGURES.keep(record)
 
 
 if __name__ == "__main__":

@@ -19,17 +19,15 @@ import numpy as np
 from babeltune.data.eval_sets import read_eval, subsets
 from babeltune.data.prepared import TextTask
 from babeltune.evaluation.evaluate import embedded_texts
-from babeltune.files import json_text, write_whole
+from babeltune.files import json_text
 from babeltune.promotion.compare import Outcomes, compare, outcomes
 from babeltune.promotion.fresh_scorer import encoder_of
 from babeltune.schema.records import Bitext, Promotion, TsvSource
 from benchmarks.__main__ import commit
 from benchmarks.afternoon import DATA, trial_at
-from benchmarks.readme import between_marks
+from benchmarks.figures import Figures
 
 ROOT = Path(__file__).parents[1]
-RECORD, PAGE = ROOT / "docs/measured/months.json", ROOT / "docs/how-to/promote.md"
-MARK = "months"  # the name of the marks between which the page has the table
 LANGUAGES = ("fra", "deu", "jpn")
 CONFIDENCES = (0.95, 0.99, 0.999)
 CHAMPION = 0.5  # the share of sentences to which the champion gives the better trial's answer
@@ -43,7 +41,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA, help="the folder of the corpora")
     parser.add_argument("--months", type=int, default=1_000, help="of each challenger")
     parser.add_argument("--items", type=int, default=1_000, help="of each sealed bitext")
-    parser.add_argument("--json", type=Path, help=f"the record; {RECORD.name} also writes the page")
+    parser.add_argument("--json", type=Path, help=f"the record; {FIGURES.record.name} also writes the page")
     options = parser.parse_args()
     tasks = tasks_of(options.data)
     both = answers_of(options.place, tasks)
@@ -57,9 +55,7 @@ def main() -> None:
     }
     print(table(json.loads(json_text(record))))
     if options.json:
-        write_whole(options.json, (json_text(record, indent=1) + "\n").encode())
-        if options.json.resolve() == RECORD:
-            write_whole(PAGE, with_table(PAGE.read_text(encoding="utf-8"), json.loads(json_text(record))).encode())
+        FIGURES.keep(record, options.json)
 
 
 def tasks_of(data: Path) -> list[TextTask]:
@@ -138,9 +134,7 @@ def table(record: dict[str, Any]) -> str:
     )
 
 
-def with_table(page: str, record: dict[str, Any]) -> str:
-    """The page with the record's table between its marks."""
-    return between_marks(page, MARK, table(record))
+FIGURES = Figures("months", "docs/how-to/promote.md", "months", table)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ activations. All run one batch with one thread, in turn, and the least CPU time 
 `docs/how-to/promote.md` gets the sentence. The packages come with `pip install 'babeltune[tried]'`."""
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,16 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from babeltune.files import json_text, write_whole
 from babeltune.promotion.canary import fixed_sentences
 from babeltune.promotion.onnx_encoder import OnnxEncoder
 from benchmarks.__main__ import commit
-from benchmarks.readme import between_marks
+from benchmarks.figures import Figures
 
 ROOT = Path(__file__).parents[1]
-RECORD, PAGE = ROOT / "docs/measured/openvino.json", ROOT / "docs/how-to/promote.md"
 MODEL = "multilingual-e5-small"
-MARK = "openvino"  # the name of the marks between which the page has the sentence
 ROUNDS, TEXTS, PART = 5, 32, 4  # texts of the batch, and of each part by which NNCF chooses its scales
 Inputs = dict[str, np.ndarray[Any, Any]]
 
@@ -82,9 +78,7 @@ def sentence(record: dict[str, Any]) -> str:
     )
 
 
-def with_sentence(page: str, record: dict[str, Any]) -> str:
-    """The page with the record's sentence between its marks."""
-    return between_marks(page, MARK, sentence(record))
+FIGURES = Figures("openvino", "docs/how-to/promote.md", "openvino", sentence)
 
 
 def main() -> None:
@@ -98,8 +92,7 @@ def main() -> None:
     measured = rates(runners(options.graph, options.small, batch(options.graph)))
     record = {"commit": commit(), "version": version("openvino"), "rates": measured}
     print(sentence(record))
-    write_whole(RECORD, (json_text(record, indent=1) + "\n").encode())
-    write_whole(PAGE, with_sentence(PAGE.read_text(encoding="utf-8"), json.loads(json_text(record))).encode())
+    FIGURES.keep(record)
 
 
 if __name__ == "__main__":

@@ -32,17 +32,15 @@ from babeltune.data.corpus import build_corpus
 from babeltune.data.sources import read_source
 from babeltune.data.text_keys import text_key
 from babeltune.errors import DataError
-from babeltune.files import json_text, write_whole
+from babeltune.files import write_whole
 from babeltune.schema.records import Bitext, CsvSource, Data
 from babeltune.storage.object_store import ObjectStore
 from benchmarks.__main__ import commit
 from benchmarks.bucket_requests import BUCKET, Counted, server
 from benchmarks.corpus import make_data, watched
+from benchmarks.figures import Figures
 from benchmarks.race import in_own_process
-from benchmarks.readme import MEASURED, ROOT, between_marks
 
-RECORD, PAGE = MEASURED / "prototypes.json", ROOT / "docs" / "architecture.md"
-MARK = "the prototypes' figures"  # the name of the marks between which the page has the table
 TIMES = 3  # rounds
 OBJECTS, ROUNDS, BYTES = 200, 200, 1_000  # small objects, meetings of two writers, and the bytes of an object
 PAIRS = int(os.environ.get("PAIRS", "500000"))
@@ -226,6 +224,9 @@ def table(record: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+FIGURES = Figures("prototypes", "docs/architecture.md", "the prototypes' figures", table)
+
+
 def main() -> None:
     """Measures, and writes the record and the page."""
     record: dict[str, Any] = {
@@ -243,8 +244,7 @@ def main() -> None:
         ]
     if other := [some for some in record["texts"] if some["ours"][0] != some["duckdb"][0]]:
         sys.exit(f"the two leave different numbers of pairs: {other[0]}")
-    write_whole(RECORD, (json_text(record, indent=1) + "\n").encode())
-    write_whole(PAGE, between_marks(PAGE.read_text(encoding="utf-8"), MARK, table(record)).encode())
+    FIGURES.keep(record)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,6 @@ PAIRS = "mean of four language pairs"
 LOST = {"that trial": "the trial at fault"}  # what a fault cost, as its row has it and as README says it
 
 
-def between_marks(page: str, name: str, text: str) -> str:
-    """The page with this text between its two comments of this name."""
-    begin, end = (f"<!-- {name}: {which} -->\n" for which in ("begin", "end"))
-    before, _, rest = page.partition(begin)
-    return before + begin + text + end + rest.partition(end)[2]
-
-
 def records(name: str) -> list[list[str]]:
     """The rows of a record in docs/measured."""
     found: dict[str, Any] = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))

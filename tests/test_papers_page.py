@@ -1,6 +1,5 @@
 """Each row of the page of the papers has a command that exists, or says what is missing."""
 
-import json
 import re
 from pathlib import Path
 
@@ -41,15 +40,15 @@ def test_every_table_of_a_paper_is_on_the_page_or_leads_there():
 
 
 def test_the_figures_of_models_to_buy_are_those_of_the_record():
-    record = json.loads(bought.RECORD.read_text(encoding="utf-8")) if bought.RECORD.exists() else {"rows": {}}
-    assert bought.with_table(PAGE, record) == PAGE
+    record = bought.FIGURES.read() if bought.FIGURES.record.exists() else {"rows": {}}
+    assert bought.FIGURES.shown(record) == PAGE
     for row in record["rows"].values():
         assert set(row["scores"]) == set(bought.COLUMNS.values())
 
 
 def test_the_figures_of_filtered_text_are_those_of_the_record():
-    record = json.loads(filtered.RECORD.read_text(encoding="utf-8")) if filtered.RECORD.exists() else {"rows": {}}
-    assert filtered.with_table(PAGE, record) == PAGE
+    record = filtered.FIGURES.read() if filtered.FIGURES.record.exists() else {"rows": {}}
+    assert filtered.FIGURES.shown(record) == PAGE
     for row in record["rows"].values():
         assert tuple(subset["asked"] for subset in row["subsets"]) == filtered.SIZES
 

@@ -424,7 +424,9 @@ def test_column_numbers_may_be_written_as_numbers(tmp_path):
     ],
 )
 def test_a_source_has_the_fields_of_its_format(tmp_path, source):
-    read_sweep(written(tmp_path, changed("  dev:\n", f"    - {{name: p, {source}}}\n  dev:\n")))
+    added = read_sweep(written(tmp_path, changed("  dev:\n", f"    - {{name: p, {source}}}\n  dev:\n"))).data.train[-1]
+    given = yaml.safe_load(f"{{{source}}}")
+    assert (added.name, added.format) == ("p", given.get("format", "tsv"))
 
 
 def test_dev_metrics_are_means_and_subsets_named_as_the_tasks_say(tmp_path):

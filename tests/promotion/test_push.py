@@ -15,20 +15,9 @@ from babeltune.promotion.model_card import hub_id, sealed_results, settings_of
 from babeltune.promotion.push import folder_named
 from babeltune.schema.records import Report
 from fake_hub import fake_hub
+from small_models import card_header
 
 ROOT = Path(__file__).parents[2]
-HEADER = """---
-language: [en, fr]
-library_name: sentence-transformers
-model-index:
-- name: small
-  results:
-  - task: {type: sentence-similarity}
-    dataset: {name: everyday fra-eng, type: everyday, config: fra-eng, split: test}
-    metrics:
-    - {type: accuracy, value: 0.9292}
----
-"""
 CARD = '# small\n\n```python\nSentenceTransformer("this-folder")\n```\n'
 
 
@@ -42,7 +31,7 @@ def model(tmp_path, monkeypatch):
         save_file({"rows": np.ones((3, len(name) + 1), np.float32)}, folder / name / "model.safetensors")
     (folder / "modules.json").write_text("[]")
     (folder / "MLmodel").write_text("flavors: {}")
-    (folder / "README.md").write_text(HEADER + CARD, encoding="utf-8")
+    (folder / "README.md").write_text(card_header() + CARD, encoding="utf-8")
     return folder
 
 

@@ -41,20 +41,9 @@ print(json.dumps(vectors.tolist()))
 """
 
 
-CARD = """---
-language: [en, fr]
-library_name: sentence-transformers
-tags: [sentence-transformers, babeltune]
-base_model: me/base
-model-index:
-- name: small
-  results:
-  - task: {type: sentence-similarity}
-    dataset: {name: everyday fra-eng, type: everyday, config: fra-eng, split: test}
-    metrics:
-    - {type: accuracy, value: 0.9292}
----
-# m
+CARD = (
+    card_header("tags: [sentence-transformers, babeltune]", "base_model: me/base")
+    + """# m
 
 ## Settings
 
@@ -72,6 +61,7 @@ nothing
 
 ## More
 """
+)
 
 
 @pytest.fixture(scope="module")
