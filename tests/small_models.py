@@ -39,18 +39,7 @@ def exported_student(place, texts, tokens, **shape):
 
 def card_header(*lines):
     """The header of a promoted model's card, with these lines more."""
-    return "\n".join(
-        [
-            *(
-                "---",
-                "language: [en, fr]",
-                "library_name: sentence-transformers",
-                *lines,
-                "model-index:",
-                "- name: small",
-            ),
-            *("  results:", "  - task: {type: sentence-similarity}"),
-            "    dataset: {name: everyday fra-eng, type: everyday, config: fra-eng, split: test}",
-            *("    metrics:", "    - {type: accuracy, value: 0.9292}", "---", ""),
-        ]
-    )
+    dataset = "{name: everyday fra-eng, type: everyday, config: fra-eng, split: test}"
+    results = ["- name: small", "  results:", "  - task: {type: sentence-similarity}", f"    dataset: {dataset}"]
+    above = ["---", "language: [en, fr]", "library_name: sentence-transformers", *lines, "model-index:"]
+    return "\n".join([*above, *results, "    metrics:", "    - {type: accuracy, value: 0.9292}", "---", ""])

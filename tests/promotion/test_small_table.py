@@ -28,6 +28,7 @@ from babeltune.promotion.small_encoder import SmallEncoder
 from babeltune.promotion.small_table import Form, export_small, packed, table_of, whole_numbers, write_table
 from babeltune.promotion.sweep_scores import compare_models
 from babeltune.schema.records import Teacher
+from small_models import card_header
 
 pytestmark = pytest.mark.usefixtures("one_scoring_process")
 TEXTS = ["A boat lies on the beach.", "", "Un bateau est sur la plage.", "a longer text, of some more words than that"]
