@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -75,6 +76,33 @@ def test_commands_take_an_export_as_they_take_a_model(exports, form, command, tm
     code, _, words = command("export", exports / form, "--out", tmp_path / "again", "--sweep", "nosuch")
     assert code != 0
     assert "was made by `export`, and only encodes; name the model that it was made from" in words
+
+
+@pytest.mark.parametrize("form", ["graph", "table"])
+def test_a_damaged_export_is_one_line(exports, form, command, tmp_path, monkeypatch):
+    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    names = [path.name for path in (exports / form).iterdir() if path.is_file()]
+    assert {"encoder.json", "tokenizer.json"} < set(names)
+    for name in names:
+        whole = (exports / form / name).read_bytes()
+        for number, damaged in enumerate((whole[: len(whole) // 2], b"", None)):
+            if damaged is None and name in ("encoder.json", "model.onnx"):
+                continue  # then it is no export, or no graph
+            place = tmp_path / f"{name}{number}"
+            shutil.copytree(exports / form, place)
+            (place / name).unlink() if damaged is None else (place / name).write_bytes(damaged)
+            words = command.refuses("index", place, tmp_path / "texts.txt", "--out", tmp_path / "index")
+            assert f"{place} is damaged (" in words
+            assert "export the model again" in words
+
+
+def test_plan_says_that_an_export_trains_nothing(exports, command, tmp_path, monkeypatch):
+    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
+    table = str(exports / "table")
+    for setting in (f"student.model={table}", f"teacher.model={table}", f"baselines=[{table}]"):
+        words = command.refuses("plan", "search_spaces/quickstart.yaml", "--set", setting, "--no-calibrate")
+        assert words.count("was made by `export`, and only encodes; name the model that it was made from") == 1
 
 
 def test_two_graphs_of_one_tokenizer_are_two_models(exports, tmp_path):

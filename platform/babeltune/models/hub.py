@@ -22,6 +22,7 @@ BUNDLED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9
 PARTS = ("*.safetensors", "*.json", "*.txt", "*.model")
 """Patterns of the files that are downloaded: weights, configurations, tokenizers."""
 EXPORTED = "encoder.json"  # a folder of `export` has this file: it encodes, and is no sentence-transformers model
+ONLY_ENCODES = "was made by `export`, and only encodes; name the model that it was made from"
 OTHER_BACKENDS = ("onnx", "openvino")  # folders with the same weights for other runtimes
 PICKLED = ("*.bin", "*.pt", "*.pkl", "*.pth")
 
@@ -63,7 +64,11 @@ def model_folder(name: str, revision: str | None, *, setting: str) -> Path:
 
 
 def check_files(folder: Path, model: str) -> None:
-    """Raises `TeacherError` if a model's list of modules leads out of its folder, to pickled weights or to code."""
+    """Raises `TeacherError` if a model's list of modules leads out of its folder, to pickled weights or to code.
+
+    So does a folder that `export` made."""
+    if (folder / EXPORTED).is_file():
+        raise TeacherError(f"{model} {ONLY_ENCODES}")
     for module in listed_modules(folder):
         path = PurePath(str(module.get("path", "")))
         if path.is_absolute() or ".." in path.parts:
@@ -227,8 +232,6 @@ def open_model(folder: str) -> SentenceTransformer:
     from sentence_transformers import SentenceTransformer
 
     check_files(Path(folder), repr(folder))
-    if (Path(folder) / EXPORTED).is_file():
-        raise TeacherError(f"{folder!r} was made by `export`, and only encodes; name the model that it was made from")
     try:
         with quiet():
             return SentenceTransformer(

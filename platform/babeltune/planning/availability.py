@@ -19,7 +19,7 @@ from safetensors import safe_open
 from babeltune.data.beir import find_files
 from babeltune.data.file_readers import below, file_at
 from babeltune.errors import DataError, TeacherError
-from babeltune.models.hub import ModuleJson, model_folder, pooling_of, split_revision
+from babeltune.models.hub import EXPORTED, ONLY_ENCODES, ModuleJson, model_folder, pooling_of, split_revision
 from babeltune.models.start import BERT_SHAPE
 from babeltune.planning.parameters import values_of
 from babeltune.schema.bounds import Key, Problem
@@ -60,8 +60,9 @@ def reach_problems(sweep: Sweep, root: Path, environ: Mapping[str, str] | None =
             yield from hub.problem(("parameters", "student.model"), value, "model", None)
     for index, name in enumerate(sweep.baselines):
         hub_id, revision = split_revision(name)
-        yield from hub.problem(("baselines", index), hub_id, "model", revision)
-        if Path(name).expanduser().is_dir():
+        reached = list(hub.problem(("baselines", index), hub_id, "model", revision))
+        yield from reached
+        if not reached and Path(name).expanduser().is_dir():
             try:
                 model_folder(name, None, setting="baselines")
             except TeacherError as error:
@@ -153,7 +154,11 @@ class Hub:
 
     def problem(self, key: Key, name: str, kind: str, revision: str | None) -> Iterator[Problem]:
         """The reason why this model or data set cannot be had, if there is one."""
-        if name in BUNDLED_WIDTHS or folder_of(name) is not None or is_cached(name, kind):
+        if name in BUNDLED_WIDTHS or is_cached(name, kind):
+            return
+        if folder_of(name) is not None:
+            if kind == "model" and is_exported(name):
+                yield key, f"{name!r} {ONLY_ENCODES}"
             return
         if why := self._ask(name, kind, revision):
             lacks = "is not a folder, is not in the local Hugging Face cache, and cannot be had from the hub"
@@ -185,6 +190,12 @@ def folder_of(name: str) -> Path | None:
     """The folder that a model's name means, as a path from here; None when it is none."""
     path = Path(name).expanduser()
     return path if path.is_dir() else None
+
+
+def is_exported(name: str) -> bool:
+    """Whether a model's name means a folder that `export` made."""
+    folder = folder_of(name)
+    return folder is not None and (folder / EXPORTED).is_file()
 
 
 def is_at_hand(name: str) -> bool:

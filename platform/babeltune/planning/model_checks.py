@@ -12,6 +12,7 @@ from babeltune.planning.availability import (
     encoders,
     folder_of,
     is_at_hand,
+    is_exported,
     model_dense,
     model_layers,
     model_modules,
@@ -85,6 +86,8 @@ def model_files(sweep: Sweep) -> Iterator[Problem]:
             yield (*key, "model"), f"{encoder.model!r} {ROUTED}"
         yield from _too_long(key, encoder.model, encoder.revision, encoder.max_tokens)
     student = sweep.student
+    if student.model is not None and is_exported(student.model):
+        return  # that is said of all models
     yield from _trimming(sweep)
     yield from _cutting(sweep)
     yield from _tokenizing(sweep)

@@ -19,7 +19,7 @@ from babeltune.data.prepared import TextTask, read_prepared
 from babeltune.errors import SpecError
 from babeltune.evaluation.projection import unit_rows
 from babeltune.files import draft_folder
-from babeltune.models.hub import open_model
+from babeltune.models.hub import check_files, open_model
 from babeltune.promotion.canary import CANARY, SPACE, canary_by, in_language, write_canary
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.evaluate import weights_of
@@ -82,6 +82,7 @@ def make_adapter(
         raise SpecError(f"sweep {sweep} has no bitext dev set, and an adapter is judged by one; name another: --sweep")
     (first, second), drafts = trials, draft_folder("adapter", view.folder / "evaluations")
     with weights_of(old, first, view) as (_, before), weights_of(new, second, view) as (_, after), drafts as draft:
+        check_files(Path(after), repr(new))  # a layer is put after it, so it has to be whole
         encode_old = encoder_of(before, stage="encoding with the old model")
         encode_new = encoder_of(after, stage="encoding with the new model")
         ids = prepared.some_trained(FITTED)

@@ -56,10 +56,14 @@ def reader_of(folder: Path, threads: int = 0) -> Reader | None:
     Raises `SpecError` if it cannot be read here."""
     if not is_export(folder):
         return None
-    if is_graph(folder):
-        from babeltune.promotion.onnx_encoder import OnnxEncoder
+    try:
+        if is_graph(folder):
+            from babeltune.promotion.onnx_encoder import OnnxEncoder
 
-        return OnnxEncoder(str(folder), threads)
-    from babeltune.promotion.small_encoder import SmallEncoder
+            return OnnxEncoder(str(folder), threads)
+        from babeltune.promotion.small_encoder import SmallEncoder
 
-    return SmallEncoder(str(folder))
+        return SmallEncoder(str(folder))
+    except Exception as error:  # tokenizers and onnxruntime have no narrower one for a file that they cannot read
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise SpecError(f"{folder} is damaged ({why[:200]}); export the model again") from error
