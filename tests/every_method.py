@@ -23,3 +23,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 def assignments(method: str) -> list[str]:
     """What turns the tiny sweep file into one of this method."""
     return [f"method={method}", "parameters={}", "budget.trials=1", *SETTINGS[method]]
+
+
+EVERYDAY = "{name: everyday, source: {name: everyday, path: natural_dev.tsv, columns: {eng: eng, fra: fra}}}"
+GRADED = (f"data.dev=[{EVERYDAY}]", "data.graded=[{name: sts, path: sts.tsv, language: eng}]")
+"""Assignments that let the bundled graded pairs train, which are then no dev set."""

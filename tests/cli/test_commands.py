@@ -28,6 +28,7 @@ from babeltune.planning.warnings import about_memory, about_precision, about_que
 from babeltune.sweep.driver.run import driven_folder, only_driver
 from babeltune.sweep.state.folder import SweepFolder, sweep_folders
 from babeltune.sweep.sync.audit import SIGNAL
+from every_method import GRADED
 from made_sweeps import rewrite_ledger
 from ports import free_port
 from processes import ended
@@ -179,6 +180,12 @@ def test_plan_says_what_auto_finds_in_a_sample(command, tiny_file):
     unreachable = ("--set", "config={teacher_temperature: auto, own_share: 0.001}", "--samples", 0)
     plan = command.document("plan", tiny_file, *unreachable, "--no-calibrate")
     assert "own_share 0.001 cannot be had" in plan["warnings"][0]
+
+
+def test_plan_counts_the_graded_pairs_and_times_steps_with_them(command, tiny_file):
+    shown = " ".join(command.prints("plan", tiny_file, *(f"--set={each}" for each in GRADED), "--samples", 1).split())
+    assert "graded sts 100 pairs, 32 a step, weight 1 dev" in shown
+    assert "about" in shown.partition("time ")[2]
 
 
 def test_half_precision_is_warned_of_where_the_processor_would_emulate_it(tiny_file, monkeypatch):

@@ -98,6 +98,7 @@ def test_a_rung_that_is_refused_is_named_and_hands_on_its_aliases(ladder, monkey
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["promote", folder.id, "--front"])
     assert result.exit_code == 0, result.output
     lines = {line.split()[0]: line for line in result.stdout.splitlines() if line}
+    assert "sealed everyday" in lines["trial"]
     assert "20,000,000" in lines[middle]
     assert lines[middle].rstrip().endswith("@small @fast")
     assert "refuse" in lines[small]

@@ -42,7 +42,7 @@ from babeltune.training.checkpoint import (
 from babeltune.training.step import TrainStep, halvings_after, learning_rate_at
 from babeltune.training.trainer import TrialTrainer, train
 from collecting import Collect
-from every_method import SETTINGS, assignments
+from every_method import GRADED, SETTINGS, assignments
 from processes import ended
 from waiting import PATIENCE_S
 
@@ -565,6 +565,8 @@ WORLDS = {
     "soft_contrastive static matryoshka": (2,),
     "soft_contrastive static average": (2,),
     "soft_contrastive static parts": (2, 4),
+    "soft_contrastive graded": (2, 4),
+    "soft_contrastive static graded": (4,),
 }
 CHUNKED = ("lealla", "translation_ranking")  # over several workers, in chunks: gradient caching changes nothing either
 LEFT = {"left as it encodes": 1, "left as it scores": 3}
@@ -584,6 +586,8 @@ def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_stor
     more["soft_contrastive static matryoshka"] = (STATIC, MATRYOSHKA)
     more["soft_contrastive static average"] = (STATIC, AVERAGE)
     more["soft_contrastive static parts"] = (STATIC, "training.batch_parts=3")
+    more["soft_contrastive graded"] = (*GRADED, "training.graded_batch=13")
+    more["soft_contrastive static graded"] = (STATIC, *GRADED)
     for name, worlds in WORLDS.items():
         sweep, prepared = of_method(name.split()[0], tiny_file, tiny_storage, *more.get(name, ()))
         write_prepared(prepared, tmp_path / f"{name}.json")

@@ -53,6 +53,8 @@ def summary(report: PlanReport, sweep: Sweep, machine: Machine | None) -> Iterat
     yield "data", _data_words(report)
     if sweep.data.clean.language != "off":
         yield "language", _language_words(report, sweep)
+    if sweep.data.graded:
+        yield "graded", _graded_words(report, sweep)
     yield "dev", _dev_words(report, sweep)
     yield "detects", _detects_words(report, sweep)
     sealed = dict.fromkeys(task.name for task in sweep.data.test)
@@ -113,6 +115,15 @@ def _dev_words(report: PlanReport, sweep: Sweep) -> str:
     by_set = _first([f"{name} {_rows(rows)}" for name, rows in sets.items()], MOST_GROUPS, " sets")
     aims = ", ".join(f"{aim.goal} {aim.metric.removeprefix('dev/')}" for aim in sweep.objectives)
     return f"{by_set} · {aims}"
+
+
+def _graded_words(report: PlanReport, sweep: Sweep) -> str:
+    """The graded pairs of each set that train, and the weight of their loss."""
+    left = {name: counts["train"] for name, counts in report.counts.items() if name.startswith("graded/")}
+    sets = _first([f"{name.removeprefix('graded/')} {count:,}" for name, count in left.items()], MOST_GROUPS, " sets")
+    training = sweep.training
+    weight = "searched" if "training.graded_weight" in sweep.parameters else f"{training.graded_weight:g}"
+    return f"{sets} pairs, {training.graded_batch} a step, weight {weight}"
 
 
 def _rows(rows: Sequence[int]) -> str:

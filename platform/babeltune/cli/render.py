@@ -184,21 +184,22 @@ def show_decision(decision: Decision, console: Console) -> None:
 
 def show_rungs(rungs: Sequence[Rung], console: Console) -> None:
     """The front that was promoted, a line each, then why a rung was not and what to know of it."""
-    from babeltune.evaluation.metric_names import PARAMETERS, SPEED
+    from babeltune.evaluation.metric_names import MAIN_METRICS, PARAMETERS, SPEED
 
     objective = rungs[0].metric
-    table = plain_table("trial", numbers=(objective, "interval", "sealed", "weights", "MB", "sentences/s"))
+    tests = dict.fromkeys(name for rung in rungs for name in rung.decisions[-1].test if name.count("/") == 2)
+    sealed = {name: f"sealed {name.split('/')[1]}" for name in tests if name.rpartition("/")[2] in MAIN_METRICS}
+    table = plain_table("trial", numbers=(objective, "interval", *sealed.values(), "weights", "MB", "sentences/s"))
     table.add_column("verdict")
     table.add_column("aliases")
     notes: list[str] = []
     for rung in rungs:
         value, weights, last = rung.row.metrics[objective], rung.row.metrics[PARAMETERS], rung.decisions[-1]
-        sealed = last.test.get(objective.replace("dev/", "test/", 1))
         table.add_row(
             rung.row.name,
             f"{value:.4f}",
             "" if rung.interval is None else "{:.4f} to {:.4f}".format(*rung.interval),
-            "" if sealed is None else f"{sealed:.4f}",
+            *(f"{last.test[name]:.4f}" if name in last.test else "" for name in sealed),
             f"{weights:,.0f}",
             f"{weights * FP32_BYTES / 1e6:,.1f}",
             f"{rung.row.metrics[SPEED]:,.0f}",

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from babeltune.data.arrays import (
     zeros,
 )
 from babeltune.data.contamination import Contamination, EvalIndex, MakeFindNear, Near, find_near_anew
-from babeltune.data.eval_sets import labelled, read_eval, subsets
+from babeltune.data.eval_sets import EvalRows, labelled, read_eval, sts_subset, subsets
 from babeltune.data.language_id import labels_of
 from babeltune.data.prepared import IdTask, TextTask
 from babeltune.data.sources import Rows, language_pairs, read_source
@@ -46,7 +46,8 @@ from babeltune.data.text_shards import TextShards, hashes_of
 from babeltune.data.texts import Texts, text_hashes, write_texts
 from babeltune.data.translation import OwnLanguage, Translate
 from babeltune.errors import DataError
-from babeltune.schema.records import HELDOUT, Data, Source, TranslateSource
+from babeltune.schema.base import changed
+from babeltune.schema.records import HELDOUT, Data, Source, Sts, TranslateSource
 from babeltune.stages import CLEANING, READING, Count, Progress, no_progress
 
 if TYPE_CHECKING:
@@ -73,10 +74,11 @@ class Corpus:
     """Per training source, the pairs removed for a sentence in each eval set `dev/<task>` or `test/<task>`; a pair may
     count for several."""
     digests: dict[str, str]
-    """SHA-256 of what was read: sources by name, tasks as `dev/<task>` and `test/<task>`. A machine's text is marked:
-    `synthetic:` comes before it."""
+    """SHA-256 of what was read: sources by name, sets as `dev/<task>`, `test/<task>` or `graded/<task>`. A machine's
+    text is marked: `synthetic:` comes before it."""
     contamination: Contamination = field(default_factory=Contamination)
     """Equal and nearly equal texts of training sources and eval sets; empty if they were not looked for."""
+    graded: tuple[IdTask, ...] = ()  # the graded pairs that train
 
 
 def build_corpus(
@@ -100,7 +102,9 @@ def build_corpus(
     if translate is not None and data.clean.language == "drop":
         translate = OwnLanguage(translate)
     with read_progress.counting_bytes(data, root, functools.partial(progress, READING)):
-        dev, test = (read_eval(tasks, root, data.max_line_bytes) for tasks in (data.dev, data.test))
+        dev, test, graded = (
+            read_eval(tasks, root, data.max_line_bytes) for tasks in (data.dev, data.test, data.graded)
+        )
         read = read_sources(data, root, translate, shards)
     evals = {label: rows for kind, sets in (("dev", dev), ("test", test)) for label, rows in labelled(kind, sets)}
     sealed = {name: np.unique(sentence_keys(rows.texts())) for name, rows in evals.items()}
@@ -115,8 +119,11 @@ def build_corpus(
     if not blocks:
         raise DataError(f"no pairs are left to train on; {words_of(cleaning.counts)}")
     train, kept_back = split(blocks, cleaning)
+    graded_blocks = {name: cleaning.clean_graded(name, rows) for name, rows in labelled("graded", graded)}
+    read |= {name: block.whole for name, block in graded_blocks.items()}
     for name, sets in cleaning.near.items():
         rows_kept = [block.rows for block in train if block.source.name == name]
+        rows_kept += [graded_blocks[name].rows] if name in graded_blocks else []
         cleaning.contamination.near(name, read[name], sets, rows_kept, index)
     query_keys = {name: np.unique(sentence_keys(rows.asked())) for name, rows in evals.items() if rows.languages}
     cleaning.contamination.both({**sealed, **query_keys})
@@ -124,7 +131,8 @@ def build_corpus(
         cleaning.contamination.close(index)
     heldout_sets = heldout_tasks(kept_back, data.split.right_model if data.split else "student")
     dev_sets = subsets(dev, data.anchor_priority)
-    return numbered(train, [*dev_sets, *heldout_sets], cleaning, shards)
+    graded_sets = [block.task for block in graded_blocks.values()]
+    return numbered(train, [*dev_sets, *heldout_sets], cleaning, shards, graded_sets)
 
 
 def split(blocks: Sequence[Block], cleaning: Cleaning) -> tuple[list[Block], list[Block]]:
@@ -182,6 +190,14 @@ def check_corpus(corpus: Corpus) -> None:
             raise DataError(f"dev set {name!r} has one row, and a score over one row says nothing; give it more rows")
 
 
+class GradedBlock(NamedTuple):
+    """Graded pairs that train."""
+
+    whole: Rows  # both sides of all pairs that were read
+    rows: NDArray[np.intp]  # those that are left
+    task: TextTask  # these, with their grades
+
+
 @dataclass
 class Cleaning:
     """Takes a source's rows to the pairs that may be trained on, remembering what earlier sources had."""
@@ -222,11 +238,7 @@ class Cleaning:
 
     def clean(self, source: Source, rows: Rows) -> Iterator[Block]:
         """The source's pairs that are left after all steps, one block for each language pair."""
-        self.count(source, "rows", len(rows))
-        self._find_equal(source, rows)
-        self.overlap[source.name] = dict.fromkeys(self.sealed, 0)
-        if self.find_near:
-            self.near[source.name] = self.find_near(rows)
+        self.look_for_evaluation_text(source, rows)
         steps = [self.max_characters, self.sides_differ, self.distinct, self.no_overlap, self.cap]
         if self.data.overlap == "near":
             steps.insert(-1, self.no_near_overlap)
@@ -234,20 +246,55 @@ class Cleaning:
             judged = [source.translation.original] if isinstance(source, TranslateSource) else list(rows.columns)
             self.strangers = {language: rows.strangers[language] for language in judged}
             steps.insert(-1, self.language)
-        for anchor, other in self.pairs_of(source, rows):
-            block = Block(
-                source=source,
-                group=(anchor, other),
-                anchors=rows.columns[anchor],
-                others=rows.columns[other],
-                rows=arrays.numbered(len(rows)),
-                keys=side_by_side(rows.keys[anchor], rows.keys[other]),
-            )
-            self.count(source, "pairs", len(rows))
-            for step in steps:
-                block = block.keep(step(block))
-                self.count(source, step.__name__, len(block.rows))
-            yield block
+        for pair in self.pairs_of(source, rows):
+            yield self.left_after(steps, source, rows, pair)
+
+    def clean_graded(self, name: str, rows: EvalRows) -> GradedBlock:
+        """The graded pairs of a set that may train: none with a text of a dev or test set. All is counted as of a
+        source. `DataError` if no two grades are left to compare."""
+        assert isinstance(rows.task, Sts)
+        task, source = sts_subset(rows.task, rows), changed(Source, rows.task.graded(), {"name": name})
+        sides = {"left": Texts.of(task.left), "right": Texts.of(task.right)}
+        limited = Rows(columns=sides, ids=Texts.of([]), digest=rows.digest, dropped=rows.dropped)
+        self.note_set(name, rows.digest, rows.dropped)
+        self.look_for_evaluation_text(source, limited)
+        steps = [self.max_characters, self.no_overlap]
+        steps += [self.no_near_overlap] if self.data.overlap == "near" else []
+        block = self.left_after(steps, source, limited, ("left", "right"))
+        self.count(source, "train", len(block.rows))
+        left, right, grades = (
+            tuple(side[row] for row in block.rows.tolist()) for side in (task.left, task.right, task.scores)
+        )
+        if len(set(grades)) < 2:
+            raise DataError(f"{name}: no two pairs of different grades are left; {words_of({name: self.counts[name]})}")
+        return GradedBlock(limited, block.rows, replace(task, left=left, right=right, scores=grades))
+
+    def look_for_evaluation_text(self, source: Source, rows: Rows) -> None:
+        """Finds the rows that are equal or near to a text of an eval set."""
+        self.count(source, "rows", len(rows))
+        self._find_equal(source, rows)
+        self.overlap[source.name] = dict.fromkeys(self.sealed, 0)
+        if self.find_near:
+            self.near[source.name] = self.find_near(rows)
+
+    def left_after(
+        self, steps: Sequence[Callable[[Block], NDArray[np.bool_]]], source: Source, rows: Rows, pair: tuple[str, str]
+    ) -> Block:
+        """What the steps leave of a source's two columns, counted after each."""
+        anchor, other = pair
+        block = Block(
+            source=source,
+            group=pair,
+            anchors=rows.columns[anchor],
+            others=rows.columns[other],
+            rows=arrays.numbered(len(rows)),
+            keys=side_by_side(rows.keys[anchor], rows.keys[other]),
+        )
+        self.count(source, "pairs", len(rows))
+        for step in steps:
+            block = block.keep(step(block))
+            self.count(source, step.__name__, len(block.rows))
+        return block
 
     def _find_equal(self, source: Source, rows: Rows) -> None:
         """Finds and counts the rows that have a text of an eval set."""
@@ -361,11 +408,15 @@ def heldout_tasks(blocks: Sequence[Block], right_model: Literal["student", "teac
 
 
 def numbered(
-    train: Sequence[Block], dev: Sequence[TextTask], cleaning: Cleaning, shards: TextShards | None = None
+    train: Sequence[Block],
+    dev: Sequence[TextTask],
+    cleaning: Cleaning,
+    shards: TextShards | None = None,
+    graded: Sequence[TextTask] = (),
 ) -> Corpus:
-    """The corpus: every distinct (language, text) numbered by first appearance, training pairs before dev sets."""
+    """The corpus: every distinct (language, text) numbered by first appearance, training pairs before other sets."""
     noted = NotedTexts()
-    tasks = [task.mapped(noted.note) for task in dev]
+    tasks = [task.mapped(noted.note) for task in (*dev, *graded)]
     sides = [side for block in train for side in sides_of(block)]
     hashes = end_to_end([*(hashes_of(texts, language, shards) for texts, language in sides), noted.hashes()])
     first = first_places(hashes)
@@ -386,7 +437,8 @@ def numbered(
         group_languages=tuple(groups),
         pair_groups=repeated([groups[block.group] for block in train], sizes, np.int16),
         weights=repeated([block.source.weight for block in train], sizes, np.float32),
-        tasks=tuple(task.mapped(lambda place, _: evals[place]) for task in tasks),
+        tasks=tuple(task.mapped(lambda place, _: evals[place]) for task in tasks[: len(dev)]),
+        graded=tuple(task.mapped(lambda place, _: evals[place]) for task in tasks[len(dev) :]),
         counts=cleaning.counts,
         overlap=cleaning.overlap,
         digests=cleaning.digests,
@@ -401,7 +453,7 @@ def sides_of(block: Block) -> Iterator[tuple[Texts, str]]:
 
 
 class NotedTexts:
-    """The texts of dev sets, in the order in which they are to be numbered."""
+    """The texts of dev sets and graded pairs, in the order in which they are to be numbered."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[str, str]] = []

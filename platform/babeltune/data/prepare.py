@@ -201,6 +201,7 @@ def record_of(
         "negatives": plain(needs.negatives),
         **({"words": words.name} if words else {}),
         **({"scores": [needs.scores, RULES]} if needs.scores else {}),
+        **({"graded": key_of({"graded": plain(corpus.graded)})} if corpus.graded else {}),
     }
 
 
@@ -213,6 +214,13 @@ def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.integer]
     np.save(folder / "languages.npy", corpus.languages.codes(languages))
     corpus.texts.save(folder / TEXTS)
     write_ids(folder, list(sides_of(corpus.tasks)))
+    if corpus.graded:
+        sets = [
+            np.column_stack([np.full(len(task.left), number), task.left, task.right])
+            for number, task in enumerate(corpus.graded)
+        ]
+        np.save(folder / "graded.npy", np.concatenate(sets))
+        np.save(folder / "grades.npy", np.concatenate([task.scores for task in corpus.graded]))
 
 
 def asked_of_teacher(corpus: Corpus, needs: Requirements, *, copy_anchor: bool) -> tuple[Texts, NDArray[np.integer]]:

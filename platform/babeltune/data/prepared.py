@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypedDict, TypeVar, overload
 
 import numpy as np
 
@@ -173,6 +173,13 @@ class TokenSet:
     the same of its translation; ordered by pair. If a method needs them."""
 
 
+class GradedPairs(NamedTuple):
+    """Graded pairs of all sets."""
+
+    pairs: NDArray[np.int64]  # [pairs, 3] the number of the set, ascending, and both text ids
+    grades: NDArray[np.float64]  # [pairs]; those of one set compare
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """The record. Paths are absolute folders on storage that every worker sees."""
@@ -205,6 +212,13 @@ class Prepared:
         """[pairs, 2] text ids, source (anchor) side first."""
         array: NDArray[np.integer] = np.load(Path(self.folder) / "pairs.npy", mmap_mode="r")
         return array
+
+    def graded(self) -> GradedPairs | None:
+        """The graded pairs that train, if there are some."""
+        folder = Path(self.folder)
+        if not (folder / "graded.npy").exists():
+            return None
+        return GradedPairs(np.load(folder / "graded.npy"), np.load(folder / "grades.npy"))
 
     def some_trained(self, most: int) -> NDArray[np.int64]:
         """At most `most` text ids of the training pairs, each once, drawn at random and always alike."""

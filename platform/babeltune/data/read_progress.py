@@ -67,7 +67,7 @@ def files_of(data: Data, root: Path) -> Iterator[Path]:
     """The files and folders that the data section names."""
     for source in data.train:
         yield from _of_source(source, root)
-    for task in (*data.dev, *data.test):
+    for task in (*data.dev, *data.test, *data.graded):
         yield from (root / path for _, path in task.files())
         for _, source in task.sources():
             yield from _of_source(source, root)

@@ -112,6 +112,17 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Graded:
+    """This rank's graded pairs of a step, all of one set. The training step reads them, and no method does."""
+
+    left: Tokens
+    right: Tokens
+    grades: Float[Tensor, "local"]
+    total: int
+    """Graded pairs of all ranks."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """This rank's rows of a global batch of pairs. The source is the anchor side (`data.anchor_priority`)."""
 
@@ -141,6 +152,7 @@ class Batch:
     masked_source: Masked | None = None
     """The source with `needs.masked` of its tokens chosen for prediction, in the same places as in `source`."""
     masked_target: Masked | None = None
+    graded: Graded | None = None
     cut: Cut = Cut()
     """How many first dimensions the loss reads. With `training.matryoshka` the loss is asked for once a dimension,
     the whole vectors last, and `encode` gives vectors cut like this. A method with `Needs.same_dimension` cuts the

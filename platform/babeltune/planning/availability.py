@@ -128,14 +128,14 @@ def data_files(sweep: Sweep) -> Iterator[tuple[Key, str]]:
 
 
 def tasks(sweep: Sweep) -> Iterator[tuple[Key, Task]]:
-    """Every dev and test task, with its key."""
-    for kind, sets in (("dev", sweep.data.dev), ("test", sweep.data.test)):
+    """Every dev and test task and all graded pairs, with their keys."""
+    for kind, sets in (("dev", sweep.data.dev), ("test", sweep.data.test), ("graded", sweep.data.graded)):
         for index, task in enumerate(sets):
             yield ("data", kind, index), task
 
 
 def sources(sweep: Sweep) -> Iterator[tuple[Key, Source]]:
-    """Every source of training, dev and test text and of lexicons, with its key."""
+    """Every source of training, graded, dev and test text and of lexicons, with its key."""
     for index, source in enumerate(sweep.data.train):
         yield ("data", "train", index), source
     for index, source in enumerate(sweep.data.words.lexicon):

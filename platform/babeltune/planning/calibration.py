@@ -19,7 +19,7 @@ import torch
 from babeltune.data import prepare as stores
 from babeltune.data.corpus import Corpus
 from babeltune.data.prepare import PreparationInputs
-from babeltune.data.prepared import Prepared
+from babeltune.data.prepared import Prepared, sides_of
 from babeltune.data.shards import read_texts, run_here
 from babeltune.data.starts import place_of, split_pin, start_name
 from babeltune.data.store_shards import write_shard
@@ -149,14 +149,18 @@ def link_start(start: str | None, storage_with_start: Path | None, storage: Path
 
 
 def part_of(corpus: Corpus, trial: Trial, seed: int) -> Corpus:
-    """Enough pairs for `BATCHES` global batches, without dev sets.
+    """Enough pairs, and graded ones, for `BATCHES` global batches, without dev sets.
 
     If a batch has one language pair, all are of the largest one, so that batches are as large as in the sweep."""
     rows = np.arange(len(corpus.pairs))
     if trial.sampling.batches == "one_pair":
         rows = np.flatnonzero(corpus.pair_groups == np.bincount(corpus.pair_groups).argmax())
     rows = np.sort(np.random.default_rng(seed).permutation(rows)[: BATCHES * trial.training.global_batch])
-    ids = np.unique(corpus.pairs[rows])
+    few = slice(BATCHES * trial.training.graded_batch)
+    graded = [
+        replace(task, left=task.left[few], right=task.right[few], scores=task.scores[few]) for task in corpus.graded
+    ]
+    ids = np.unique(np.concatenate([corpus.pairs[rows].ravel(), *map(np.asarray, sides_of(graded))]).astype(np.int64))
     return replace(
         corpus,
         texts=corpus.texts.at(ids),
@@ -165,6 +169,7 @@ def part_of(corpus: Corpus, trial: Trial, seed: int) -> Corpus:
         pair_groups=corpus.pair_groups[rows],
         weights=corpus.weights[rows],
         tasks=(),
+        graded=tuple(task.mapped(lambda text, _: int(np.searchsorted(ids, text))) for task in graded),
     )
 
 

@@ -67,6 +67,8 @@ def unused_student(sweep: Sweep) -> Iterator[Problem]:
         if value != getattr(Transformer(), name, ...):
             yield ("student", name), f"{describe(value)}: {encoder}"
     yield from ((("parameters", name), encoder) for name in sweep.parameters if name.startswith("student."))
+    if sweep.data.graded:
+        yield ("data", "graded"), encoder
     if isinstance(sweep.training.average, StartAverage):
         yield ("training", "average", "kind"), f"'start': {encoder}"
     if sweep.evaluation.prompt is not None:
@@ -125,7 +127,7 @@ def _trimming(sweep: Sweep) -> Iterator[Problem]:
     if any(student.trim and student.model is None for student in students):
         words = "a student from scratch has the corpus's tokens alone, and a start keeps its own"
         yield key, f"needs student.model; {words}"
-    read = itertools.chain(*taught_languages(sweep), *map(task_languages, sweep.data.dev))
+    read = itertools.chain(*taught_languages(sweep), *map(task_languages, (*sweep.data.dev, *sweep.data.graded)))
     scripts = {script_of(language) for language in read}
     tested = [language for task in sweep.data.test for language in task_languages(task)]
     if lost := dict.fromkeys(language for language in tested if script_of(language) not in scripts):

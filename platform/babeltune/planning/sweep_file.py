@@ -311,13 +311,13 @@ def _kind_problems(document: Document) -> list[str]:
 
 
 def write_out_sets(document: Document) -> None:
-    """Replaces every dev or test set that has `each` by one set for each of its values. An empty `each` is the default.
+    """Replaces every set that has `each` by one set for each of its values. An empty `each` is the default.
 
     It works on the document, before records are made of it. So a sweep has the same id as one whose sets are written
     out, and an error names the line of the set in the file.
 
     Raises `SpecError` with the place of an `each` that is no such table, or whose names are not used in the set."""
-    for key in (("data", "dev"), ("data", "test")):
+    for key in (("data", "dev"), ("data", "test"), ("data", "graded")):
         sets = document.get(key)
         if not isinstance(sets, list) or not any(map(_each, sets)):
             continue

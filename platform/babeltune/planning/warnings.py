@@ -321,7 +321,8 @@ def about_headers(sweep: Sweep) -> Iterator[str]:
     from babeltune.schema.languages import code_of, known_by
 
     data, root = sweep.data, data_root(sweep)
-    for source in [*data.train, *(task.source for task in (*data.dev, *data.test) if task.source is not None)]:
+    sets = (*data.dev, *data.test, *data.graded)
+    for source in [*data.train, *(task.source for task in sets if task.source is not None)]:
         if source.header or source.columns is None or source.path is None or source.format not in ("tsv", "csv"):
             continue
         path, names = file_at(source.path, root), list(source.columns.values())

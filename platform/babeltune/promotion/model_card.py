@@ -230,7 +230,8 @@ def more_results(decision: Decision, facts: CardFacts) -> Iterator[str]:
 
 def sources(sweep: Sweep) -> list[str]:
     """Where the training text is from, and under which licence."""
-    cells = ((each.name, _origin(each, sweep), _licence(each, sweep)) for each in sweep.data.train)
+    graded = (task.graded() for task in sweep.data.graded)
+    cells = ((each.name, _origin(each, sweep), _licence(each, sweep)) for each in (*sweep.data.train, *graded))
     rows = (f"| {' | '.join(map(cell, row))} |" for row in cells)
     return ["## Training text", "", "| source | from | licence |", "|---|---|---|", *rows, ""]
 
@@ -318,7 +319,8 @@ def header(sweep: Sweep, trial: Trial, languages: Iterable[str], test: Scores) -
     """The header in YAML, between lines of three hyphens."""
     from huggingface_hub import ModelCardData
 
-    datasets = [source.dataset for source in sweep.data.train if source.dataset and hub_id(source.dataset)]
+    graded = (task.graded() for task in sweep.data.graded)
+    datasets = [source.dataset for source in (*sweep.data.train, *graded) if source.dataset and hub_id(source.dataset)]
     data = ModelCardData(
         language=sorted({meaning(language).language for language in languages}),
         library_name="sentence-transformers",

@@ -173,6 +173,9 @@ class Data(Strict):
     """The sets that score every trial."""
     test: tuple[Task, ...] = ()
     """The sealed sets. Only a promotion and `evaluate --test` open them."""
+    graded: tuple[Sts, ...] = ()
+    """Graded pairs that train beside the pairs, such as STS-B's training rows. They are written as dev sets of `task:
+    sts`. Grades are compared within a set alone, so their scales may differ."""
     split: Split | None = None
     """Holds out training rows as a dev set. Absent: nothing is held out."""
     sampling: Sampling = Sampling()
@@ -469,6 +472,10 @@ class Training(Strict):
     it is off."""
     patience: Annotated[int | None, at_least(1)] = None
     """Stop after this many reports without a better first objective."""
+    graded_weight: Annotated[float, at_least(0)] = 1.0
+    """The weight of the loss of `data.graded`, CoSENT's, beside the method's (`graded.py`). 0: it is not learned."""
+    graded_batch: Annotated[int, within(2, 1e6)] = 32
+    """Graded pairs of a step over all workers, all of one set, which is drawn in proportion to its rows."""
     matryoshka: Annotated[tuple[int, ...], dimensions] = ()
     """Dimensions such as `[384, 256, 128, 64]`. The loss is added up over the first 384, 256, … numbers of each vector,
     with equal weights. Each dev set is scored at each of them (Kusupati et al. 2022, section 3, "Matryoshka

@@ -15,9 +15,11 @@ from torch import Tensor
 from babeltune.data.arrays import parts, places, zeros
 from babeltune.data.stored_arrays import Matrix, Ragged
 from babeltune.method import Batch, Masked, Needs, Tokens
+from babeltune.method.contract import Graded
 from babeltune.method.masked_lm import IGNORED, Masking
 from babeltune.models.encoder import TextIds
 from babeltune.training.epochs import COMPUTED_ABOVE, Permutation
+from babeltune.training.graded import GradedSteps
 from babeltune.training.sampler import lots
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ class Reader:
     words: NDArray[np.integer] | None = None  # [samples, 5] as `TokenSet.words` has them
     masking: Masking | None = None
     seed: int = 0
+    graded: GradedSteps | None = None  # graded pairs beside the pairs
     shapes: Shapes | None = None  # the shapes of batches, if there are few; None: each batch is as long as its tokens
 
     def __post_init__(self) -> None:
@@ -215,7 +218,17 @@ class Reader:
             words=self.drawn_words(rows, places, step),
             masked_source=self.masked(tokens[0], rooms[0], places, step, 0),
             masked_target=self.masked(tokens[1], rooms[1], places, step, 1),
+            graded=self.graded_pairs(step, first, len(rows), total) if self.graded else None,
         )
+
+    def graded_pairs(self, step: int, first: int, count: int, total: int) -> Graded:
+        """This rank's share of the step's graded pairs, as large as its share of the global batch."""
+        assert self.graded is not None
+        rows = self.graded.rows(step)
+        here = rows[first * len(rows) // total : (first + count) * len(rows) // total]
+        left, right = (self.sentences(*self.tokens.take(ids)) for ids in self.graded.pairs.pairs[here, 1:].T)
+        grades = torch.from_numpy(self.graded.pairs.grades[here]).float().to(self.device)
+        return Graded(left, right, grades, len(rows))
 
     def alone(self, rows: NDArray[np.int64]) -> bool:
         """Whether a global batch of these rows is text of one language alone; other batches have no such row."""

@@ -25,6 +25,7 @@ from babeltune.models.static import StaticEncoder
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.training.batches import Reader, sampled_shapes
 from babeltune.training.epochs import DrawnPairs
+from babeltune.training.graded import GradedSteps
 from babeltune.training.sampler import Schedule
 from babeltune.training.step import Steps, TrainStep
 
@@ -122,6 +123,7 @@ def make_reader(trial: Trial, prepared: Prepared, device: torch.device, context:
     if negatives is not None and (passed := passing(prepared, trial.sampling)) is not None:
         negatives = of_passing_pairs(negatives, prepared.pairs(), passed)
     tokens = None if needs.frozen else token_set(trial, prepared)
+    graded = prepared.graded() if trial.training.graded_weight else None
     return Reader(
         prepared=prepared,
         tokens=TextIds() if tokens is None else open_ragged(Path(tokens.train)),
@@ -132,6 +134,7 @@ def make_reader(trial: Trial, prepared: Prepared, device: torch.device, context:
         words=passing_words(Path(tokens.words or ""), trial.sampling) if tokens and needs.words else None,
         masking=masking(tokens, needs.masked) if tokens and needs.masked else None,
         seed=trial.seed,
+        graded=graded and GradedSteps(graded, trial.training.graded_batch, trial.seed),
     )
 
 
@@ -169,6 +172,8 @@ def make_steps(
     reader = make_reader(trial, prepared, device, context)
     schedule = make_schedule(trial, prepared, reader, context.needs)
     train_step = make_train_step(trial, prepared, ranks, device, context)
+    if reader.graded and train_step.capture:
+        train_step.record_with(None, "graded pairs train beside the pairs")
     if train_step.capture and not train_step.capture.off:
         reader.shapes = sampled_shapes(reader, schedule, trial.student.max_tokens)
     return Steps(train_step, reader, schedule, trial.seed)

@@ -21,6 +21,7 @@ from babeltune.method.matryoshka import cuts_below, matryoshka_loss
 from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder
 from babeltune.training.batches import Reader
 from babeltune.training.capture import TOLERANCE, Capture, CudaGraphs
+from babeltune.training.graded import graded_loss, sizes_of
 from babeltune.training.parts import loss_in_parts
 from babeltune.training.row_adam import RowAdam
 from babeltune.training.sampler import Schedule, local_sizes, own_rows
@@ -227,8 +228,13 @@ class TrainStep:
         loss.total.backward()  # type: ignore[no-untyped-call]
         if cached:
             cached.backward()
-        self.ranks.sum_gradients(self.parameters, self.by_row)
         shares = {"loss": loss.total.detach(), **loss.terms, **loss.diagnostics}
+        if batch.graded is not None:
+            self.ranks.set_sizes(sizes_of(batch.graded.total, batch.total, self.ranks.world))
+            graded = graded_loss(encode, batch.graded, self.ranks)
+            (training.graded_weight * graded).backward()  # type: ignore[no-untyped-call]
+            shares |= {"loss": shares["loss"] + training.graded_weight * graded.detach(), "graded": graded.detach()}
+        self.ranks.sum_gradients(self.parameters, self.by_row)
         return self.ranks.sum_scalars({**shares, STOP: loss.total.new_full((), float(self.stop))})
 
     def set_rate(self, seen: int) -> None:
