@@ -85,7 +85,7 @@ def test_each_model_of_the_front_is_a_version_with_its_aliases(ladder, monkeypat
 
 
 @pytest.mark.long
-def test_a_rung_that_is_refused_is_named_and_hands_on_its_aliases(ladder, monkeypatch):
+def test_a_rung_that_is_refused_is_named_and_hands_on_its_aliases(ladder, monkeypatch, tmp_path):
     folder, cluster, (best, middle, small) = ladder
     place = folder.trial(int(small[1:]))
     report = find_candidate(f"{folder.id}/{small}", Path(cluster.storage)).report
@@ -104,6 +104,9 @@ def test_a_rung_that_is_refused_is_named_and_hands_on_its_aliases(ladder, monkey
     assert "refuse" in lines[small]
     assert "SHA-256" in lines[f"{small}:"]
     assert holders(cluster) == {"best": best, "small": middle, "fast": middle}
+    promote_front(folder.id, replace(cluster, notify=(teller(tmp_path / "events"),)))
+    ((event, words),) = events_in(tmp_path / "events")
+    assert (event, words.partition(": ")[0]) == ("refusal", f"{folder.id}/{small} is not promoted")
 
 
 @pytest.mark.long

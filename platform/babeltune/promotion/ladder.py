@@ -12,7 +12,7 @@ from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 from babeltune.promotion.candidate import find_candidate, registered_name
 from babeltune.promotion.fresh_scorer import FreshScorer
 from babeltune.promotion.gates import Decision
-from babeltune.promotion.promote import promote_candidate, whole_sweep
+from babeltune.promotion.promote import notify_of, promote_candidate, whole_sweep
 from babeltune.promotion.selection_rule import preferred
 from babeltune.promotion.statistics import error_of, errors_of
 from babeltune.schema.cluster import Cluster
@@ -69,6 +69,8 @@ def promote_front(name: str | None, cluster: Cluster, *, dry_run: bool = False) 
                 why, report = (str(error),), rung.row.best or 0
                 refusal = Decision(verdict="refuse", reasons=why, sweep=folder.id, trial=name, report=report)
                 rungs[name] = replace(rung, decisions=(*rung.decisions, refusal))
+                if not dry_run:
+                    notify_of(refusal, cluster)
     return list(rungs.values())
 
 

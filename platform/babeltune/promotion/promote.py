@@ -93,12 +93,17 @@ def promote_candidate(
         decision = decided(candidate, cluster, aliases, run_id=run_id, out=out, words=words, scorer=scorer)
         if not decision.registered:
             record_decision(view, candidate.folder, decision, dry_run=False)
-    trial = f"{candidate.folder.id}/{candidate.name}"
+    notify_of(decision, cluster)
+    return decision
+
+
+def notify_of(decision: Decision, cluster: Cluster) -> None:
+    """Tells of a promotion or a refusal, as the cluster file says."""
+    trial = f"{decision.sweep}/{decision.trial}"
     if decision.registered:
         notify(cluster, "promotion", trial, f"{trial} is promoted as {decision.registered}")
     elif decision.verdict == "refuse":
         notify(cluster, "refusal", trial, f"{trial} is not promoted: {decision.reasons[0]}")
-    return decision
 
 
 def chosen(
