@@ -184,7 +184,7 @@ def test_plan_says_what_auto_finds_in_a_sample(command, tiny_file):
 
 def test_plan_counts_the_graded_pairs_and_times_steps_with_them(command, tiny_file):
     shown = " ".join(command.prints("plan", tiny_file, *(f"--set={each}" for each in GRADED), "--samples", 1).split())
-    assert "graded sts 100 pairs, 32 a step, weight 1 dev" in shown
+    assert "graded sts 100; 32 pairs a step, weight 1 dev" in shown
     assert "about" in shown.partition("time ")[2]
 
 

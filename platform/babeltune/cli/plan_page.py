@@ -123,7 +123,7 @@ def _graded_words(report: PlanReport, sweep: Sweep) -> str:
     sets = _first([f"{name.removeprefix('graded/')} {count:,}" for name, count in left.items()], MOST_GROUPS, " sets")
     training = sweep.training
     weight = "searched" if "training.graded_weight" in sweep.parameters else f"{training.graded_weight:g}"
-    return f"{sets} pairs, {training.graded_batch} a step, weight {weight}"
+    return f"{sets}; {training.graded_batch} pairs a step, weight {weight}"
 
 
 def _rows(rows: Sequence[int]) -> str:
