@@ -110,8 +110,8 @@ class TrialsTable:
     def _table(self, rows: Sequence[Row], width: int) -> Iterator[Segment]:
         """Titles and rows as lines of text: rich's own table takes a minute for ten thousand trials."""
         names = short_names([*dict.fromkeys(name for row in rows for name in row.settings)])
-        needed = max((len(settings_words(row.settings, names=names)) for row in rows), default=0)
-        columns = columns_that_fit(self._columns(rows), width - min(needed, width // SETTINGS_SHARE))
+        longest = max((len(settings_words(row.settings, names=names)) for row in rows), default=0)
+        columns = columns_that_fit(self._columns(rows), width - min(longest, width // SETTINGS_SHARE))
         room = width - sum(column.width + GAP for column in columns)
         if max((len(settings_words(row.settings)) for row in rows), default=0) <= room:
             names = {}

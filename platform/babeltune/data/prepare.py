@@ -143,10 +143,10 @@ def write_prepared(
         return open_matrix(teacher).rows(teacher_rows[ids])
 
     write_arrays(folder, corpus, teacher_rows, languages)
-    if wanted := inputs.wanted.negatives:
+    if minings := inputs.wanted.negatives:
         anchors = vectors_of(corpus.pairs[:, 0])
-    for number, (key, k, below) in enumerate(wanted):
-        progress("mining hard negatives", number, len(wanted))
+    for number, (key, k, below) in enumerate(minings):
+        progress("mining hard negatives", number, len(minings))
         mined = mine_negatives(anchors, corpus.pairs, corpus.pair_groups, k=k, below=below, seed=inputs.sweep.seed)
         np.save(folder / f"negatives-{key}.npy", mined)
     write_scores(folder, inputs.wanted.scores, corpus, vectors_of, functools.partial(progress, "scoring pairs"))

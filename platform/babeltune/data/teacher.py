@@ -292,13 +292,15 @@ def build_teacher_store(
     dtype = "<f4" if exact else "<f2"
     shared = {"texts": digest_of_texts(texts), "dtype": dtype}
     # The width is not known before the model is loaded; most teachers have at most 1024 dimensions.
-    needed = len(texts) * 1024 * np.dtype(dtype).itemsize
+    store_bytes = len(texts) * 1024 * np.dtype(dtype).itemsize
 
     def store_of(encoder: FrozenModel) -> Path:
         def write(folder: Path) -> Contents:
             return _write(folder, texts, encoder, dtype, run_shards, progress)
 
-        return build(root, "teacher", _deciding_settings(encoder) | shared, write, bytes_needed=needed, resumable=True)
+        return build(
+            root, "teacher", _deciding_settings(encoder) | shared, write, bytes_needed=store_bytes, resumable=True
+        )
 
     def write_mixture(folder: Path) -> Contents:
         return _write_side_by_side(folder, [store_of(each) for each in teacher.encoders], teacher, len(texts), dtype)
@@ -306,7 +308,7 @@ def build_teacher_store(
     if not teacher.beside:
         return store_of(teacher.encoders[0])
     mixture = {"encoders": [_deciding_settings(one) | {"weight": one.weight} for one in teacher.encoders], **shared}
-    return build(root, "teacher", mixture, write_mixture, bytes_needed=needed * len(teacher.encoders))
+    return build(root, "teacher", mixture, write_mixture, bytes_needed=store_bytes * len(teacher.encoders))
 
 
 def _deciding_settings(encoder: FrozenModel) -> dict[str, object]:

@@ -52,8 +52,8 @@ def build_token_vectors(
         np.save(folder / FILE, mean_vectors(open_ragged(tokens), open_matrix(teacher), pairs, rows, size=size))
         return Contents()
 
-    needed = 4 * size * int(facts_of(teacher)["dim"] or 0)
-    return build(stores, "token-vectors", description, write, bytes_needed=needed) / FILE
+    vector_bytes = 4 * size * int(facts_of(teacher)["dim"] or 0)
+    return build(stores, "token-vectors", description, write, bytes_needed=vector_bytes) / FILE
 
 
 def encode_tokens(

@@ -256,8 +256,8 @@ def build_token_store(
     def write(folder: Path) -> Contents:
         return _write_tokens(folder, Texts.of(texts), backend, cut, values_type, run_shards, progress)
 
-    needed = len(texts) * (8 + 32 * np.dtype(values_type).itemsize)
-    return build(root, "tokens", full, write, bytes_needed=needed, resumable=True)
+    store_bytes = len(texts) * (8 + 32 * np.dtype(values_type).itemsize)
+    return build(root, "tokens", full, write, bytes_needed=store_bytes, resumable=True)
 
 
 def _write_tokens(

@@ -199,13 +199,13 @@ def xml_units(stream: IO[bytes], path: Path, content: Digest, longest: int) -> I
 
     gathered = Units(longest)
     parser = XMLParser(target=gathered, encoding="utf-8")
-    met, silent = 0, 0
+    units_before, silent = 0, 0
     try:
         for chunk in chunks_of(stream):
             content.update(chunk)
             parser.feed(chunk)
-            silent = silent + len(chunk) if gathered.met == met else 0
-            met = gathered.met
+            silent = silent + len(chunk) if gathered.met == units_before else 0
+            units_before = gathered.met
             if silent > LONGEST_TAG:
                 raise DataError(f"{LONGEST_TAG >> 20} MB without the end of a tag; export the file again")
             yield from ((parser.parser.CurrentLineNumber, unit) for unit in gathered.done)

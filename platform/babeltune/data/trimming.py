@@ -223,11 +223,11 @@ def on_the_way(model: ModelJson, tokens: Iterable[str]) -> set[int]:
     """BPE: all that merging makes on the way to these tokens. Within a token no merge depends on its neighbours."""
     prefix = model.get("continuing_subword_prefix") or ""
     ranks = {pair: rank for rank, pair in reversed(list(enumerate(merges_of(model))))}
-    met = {unknown} if (unknown := model.get("unk_token")) else set[str]()
+    pieces = {unknown} if (unknown := model.get("unk_token")) else set[str]()
     for token in tokens:
-        met.update(merged(token, ranks, prefix, model.get("end_of_word_suffix") or ""))
+        pieces.update(merged(token, ranks, prefix, model.get("end_of_word_suffix") or ""))
     vocabulary = names_of(model)
-    return {vocabulary[token] for token in met if token in vocabulary}
+    return {vocabulary[token] for token in pieces if token in vocabulary}
 
 
 def names_of(model: ModelJson) -> dict[str, int]:

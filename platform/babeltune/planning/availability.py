@@ -219,13 +219,13 @@ def models_at_hand(*places: Path) -> list[str]:
     local = [str(path.parent.absolute()) for place in places for path in sorted(place.glob("*/modules.json"))]
     cache = sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*/snapshots/*/modules.json"))
     names = [*local, *(path.parts[-4].removeprefix("models--").replace("--", "/") for path in cache)]
-    found = list[str]()
+    reachable = list[str]()
     for name in dict.fromkeys(names):
         with contextlib.suppress(TeacherError):  # its files cannot be scored as a baseline
             listed = _saved(name, "modules.json", None)
             if listed is not None and model_folder(str(listed.parent), None, setting="baselines").is_dir():
-                found.append(name)
-    return found
+                reachable.append(name)
+    return reachable
 
 
 def model_width(name: str, revision: str | None = None) -> int | None:

@@ -174,9 +174,9 @@ def _teacher_languages(
     key, multilingual = ("teacher", "languages"), "name a multilingual teacher and list its languages"
     strange = [language for language in anchors if not known_by(language, languages_of_teacher)]
     if strange and ("source" in needs.teacher or needs.hard_negatives):
-        needed = f"{who} needs its vectors of the anchor side, which is in {', '.join(strange)} too"
+        why = f"{who} needs its vectors of the anchor side, which is in {', '.join(strange)} too"
         todo = "put a language that it knows first in data.anchor_priority, leave out the pairs without one"
-        yield key, f"{says}, and {needed}; {todo}, or {multilingual}"
+        yield key, f"{says}, and {why}; {todo}, or {multilingual}"
     strange = [language for language in (*anchors, *others) if not known_by(language, languages_of_teacher)]
     listed, margin = ", ".join(dict.fromkeys(strange)), "data.sampling.least_margin"
     if strange and any(student.token_vectors == "teacher_tokens" for student in preparations(sweep)):
@@ -187,12 +187,12 @@ def _teacher_languages(
         yield key_of(sweep, margin), f"{words}, or leave the threshold out"
     strange = [language for language in others if not known_by(language, languages_of_teacher)]
     if strange and "target" in needs.teacher and sweep.teacher.target_side == "encode":
-        needed = f"{who} needs its vectors of {', '.join(strange)} too"
+        why = f"{who} needs its vectors of {', '.join(strange)} too"
         example = "for example a student distilled beforehand with mse_distillation"
         copied = "let the target side copy the anchor's vectors with `teacher.target_side: copy_anchor`"
         yield (
             key,
-            f"{says}, so it can teach only that side, and {needed}; either {multilingual} ({example}), or {copied}",
+            f"{says}, so it can teach only that side, and {why}; either {multilingual} ({example}), or {copied}",
         )
 
 

@@ -56,11 +56,11 @@ def goal_problems(sweep: Sweep) -> Iterator[Problem]:
         alike = (other for other in sweep.sampler.points[:index] if point.keys() == other.keys())
         if any(all(same(point[name], other[name]) for name in point) for other in alike):
             yield ("sampler", "points", index), "is given twice; keep one"
-    name, known = sweep.sampler.first_points, portfolios()
+    name, all_portfolios = sweep.sampler.first_points, portfolios()
     if name is None:
         return
-    if name not in known:
-        words = f"is not a portfolio; allowed: {', '.join(known) or 'none'}{nearest(name, known)}"
+    if name not in all_portfolios:
+        words = f"is not a portfolio; allowed: {', '.join(all_portfolios) or 'none'}{nearest(name, all_portfolios)}"
         yield ("sampler", "first_points"), f"{name!r} {words}"
     elif not portfolio_points(sweep):
         yield ("sampler", "first_points"), f"{name!r} has none of the searched parameters; remove it"

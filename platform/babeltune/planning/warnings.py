@@ -103,8 +103,8 @@ def about_languages(sweep: Sweep) -> Iterator[str]:
         yield f"the frozen encoder {sweep.teacher.title!r} is not said to know {', '.join(strange)}: {why}"
     scored = dict.fromkeys(itertools.chain(*map(task_languages, (*sweep.data.dev, *sweep.data.test))))
     lacking = [language for language in scored if match(language, trained) is None]
-    known = itertools.chain(*(each.languages for each in sweep.teacher.encoders))
-    for code in dict.fromkeys([*trained, *scored, *known]):
+    teacher_codes = itertools.chain(*(each.languages for each in sweep.teacher.encoders))
+    for code in dict.fromkeys([*trained, *scored, *teacher_codes]):
         if not meaning(code).known:
             written = code_of(code)
             todo = "it stands for a language of its own" + (f"; write {written}" if written else "")
@@ -345,11 +345,9 @@ def about_memory(sweep: Sweep) -> Iterator[str]:
     searched = [name for name in sweep.parameters if name.startswith("student.")]
     students = [student_with(sweep, params) for params in combinations(sweep.parameters, searched, end=1)]
     size = max(student_parameters(student, sweep.teacher) or 0 for student in students)
-    needed, memory = 16 * size, psutil.virtual_memory().total
-    if needed > memory:
-        weighs = (
-            f"the largest student has {size / 1e6:,.0f} M weights, and training one takes {needed / 2**30:,.0f} GiB"
-        )
+    most, memory = 16 * size, psutil.virtual_memory().total
+    if most > memory:
+        weighs = f"the largest student has {size / 1e6:,.0f} M weights, and training one takes {most / 2**30:,.0f} GiB"
         has = f"this machine has {memory / 2**30:,.0f}: check student.layers, width, feed_forward and vocabulary"
         yield f"{weighs} a worker; {has}"
 
@@ -374,8 +372,8 @@ def about_gpus(cluster: Cluster) -> Iterator[str]:
     needs = cluster.gpus * (cluster.least_workers or cluster.workers)
     if needs > gpus and cluster.address == "local":
         todo = "`submit` is refused here; run it on a machine that has them, or leave --cluster out"
-        given = f"cluster {cluster.name!r} gives a trial {plural(needs, 'GPU')}"
-        yield f"{given}, and this machine has {gpus or 'none'}: {todo}"
+        gives = f"cluster {cluster.name!r} gives a trial {plural(needs, 'GPU')}"
+        yield f"{gives}, and this machine has {gpus or 'none'}: {todo}"
     if gpus and not cluster.gpus:
         none = f"cluster {cluster.name!r} gives a worker none of them: --cluster clusters/local_gpu.yaml"
         yield f"this machine has {plural(gpus, 'GPU')}, and {none}"

@@ -92,8 +92,8 @@ def make_adapter(
         _write(after, layer, adapted)
         encode_adapted = encoder_of(adapted, stage="encoding with both")
         index, recalls = _recalls(tasks, encode_old, encode_adapted)
-        expected, found = np.mean(list(recalls.values()), axis=0)
-        share = float(found / expected) if expected else 0.0
+        expected, recall = np.mean(list(recalls.values()), axis=0)
+        share = float(recall / expected) if expected else 0.0
         done = Adapted(folder=str(out), sweep=sweep, map=layer.kind, index=index, recalls=recalls, kept=share)
         if done.kept < least:
             return replace(done, folder=None)

@@ -65,8 +65,8 @@ def facts_of(candidate: Candidate, model: Path, scorer: FreshScorer) -> CardFact
         return CardFacts(others=others, dimension=dimension)
     nearest = list[Nearest]()
     for question, (place, cosine) in zip(sentences, answers, strict=True):
-        found, right = question.candidates[place], question.candidates[question.translation]
-        nearest.append(Nearest(question=question, text=found, cosine=cosine, is_translation=found == right))
+        answer, right = question.candidates[place], question.candidates[question.translation]
+        nearest.append(Nearest(question=question, text=answer, cosine=cosine, is_translation=answer == right))
     return CardFacts(others=others, dimension=dimension, nearest=tuple(nearest))
 
 

@@ -39,9 +39,9 @@ class Deletion:
 
 def deletion_of(view: StorageView, folder: SweepFolder) -> Deletion:
     """Everything that would go. Raises `SweepError` for a sweep that a driver may have, or that others need."""
-    if needed := "; ".join(_needs(view, folder)):
+    if dependants := "; ".join(_needs(view, folder)):
         todo = f"`babeltune archive {folder.id}` takes it out of the lists"
-        raise SweepError(f"sweep {folder.id} stays: {needed}; {todo}")
+        raise SweepError(f"sweep {folder.id} stays: {dependants}; {todo}")
     entries = view.storage.entries(f"sweeps/{folder.id}")
     models = view.storage.entries(f"models/{folder.id}")
     stays = [

@@ -34,5 +34,5 @@ def inherited(source: Path, body: str, *, loads: bool) -> str:
 
 def section(card: str, name: str) -> str:
     """The section of a card's text with this title, with the title; empty if there is none."""
-    found = re.search(rf"^## {re.escape(name)}$.*?(?=^## |\Z)", card, re.MULTILINE | re.DOTALL)
-    return "" if found is None else found[0]
+    section = re.search(rf"^## {re.escape(name)}$.*?(?=^## |\Z)", card, re.MULTILINE | re.DOTALL)
+    return "" if section is None else section[0]

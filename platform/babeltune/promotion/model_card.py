@@ -182,9 +182,9 @@ def examples(facts: CardFacts) -> list[str]:
         return []
     rows = ""
     for each in facts.nearest:
-        asked, found = each.question, f"{each.cosine:.4f} | {'yes' if each.is_translation else 'no'}"
+        query, answer = each.question, f"{each.cosine:.4f} | {'yes' if each.is_translation else 'no'}"
         rows += (
-            f"| {cell(asked.text)} | {asked.language} | {cell(each.text)} | {asked.candidate_language} | {found} |\n"
+            f"| {cell(query.text)} | {query.language} | {cell(each.text)} | {query.candidate_language} | {answer} |\n"
         )
     sizes = sorted({len(each.question.candidates) for each in facts.nearest})
     among = " or ".join(f"{size:,}" for size in sizes)

@@ -166,17 +166,17 @@ class ObjectStore:
 
     def upload(self, path: Path, key: str, on_bytes: Callable[[int], None] = lambda _: None) -> None:
         """Calls `on_bytes(n)` for each chunk. A failed attempt reports its bytes as a negative number."""
-        place, counted = self._place(key), 0
+        place, size = self._place(key), 0
 
         def tell(more: int) -> None:
-            nonlocal counted
-            counted += more
+            nonlocal size
+            size += more
             on_bytes(more)
 
         def put() -> None:
-            tell(-counted)
+            tell(-size)
             self._fs.put_file(str(path), place, callback=_counting(tell))
-            tell(path.stat().st_size - counted)  # not every protocol counts
+            tell(path.stat().st_size - size)  # not every protocol counts
 
         with _a_bucket(self.uri):
             self._tried(f"written at {key}", put)

@@ -153,8 +153,8 @@ def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: En
         with whole_file(out) as file:
             for score, left, right in zip(pairs.score, pairs.left, pairs.right, strict=True):
                 file.write(f"{score:.6f}\t{sources[int(left)]}\t{targets[int(right)]}\n")
-    found, search = len(pairs), vars(_searched(matches, settings))
-    return Mined(out=str(out), pairs=found, source=source_lines, target=target_lines, settings=settings, **search)
+    count, search = len(pairs), vars(_searched(matches, settings))
+    return Mined(out=str(out), pairs=count, source=source_lines, target=target_lines, settings=settings, **search)
 
 
 def score(pairs_file: Path, out: Path, settings: Settings, encoding: Encoding) -> Scored:

@@ -60,8 +60,8 @@ def both_ways_by_ray(
             raise ClusterError(NO_PROGRESS.format(progress_timeout))
         number = running.pop(ready[0])
         # A result in Ray's memory is read-only, which torch would warn of.
-        found = Candidates(*(torch.from_numpy(part.copy()) for part in fetched(ready[0])))
-        search.found.add(found, search.grid[number])
+        candidates = Candidates(*(torch.from_numpy(part.copy()) for part in fetched(ready[0])))
+        search.found.add(candidates, search.grid[number])
         search.finish(number)
         progress(*search.cosines)
     matches = settle(search.left, search.right, search.found, search.k, search.precision)

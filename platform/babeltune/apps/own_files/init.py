@@ -160,14 +160,14 @@ def make_sweep(files: Sequence[str], collected: Collected, options: InitOptions)
     if repeated:
         verb = "stands" if repeated == 1 else "stand"
         notes.append(f"{plural(repeated, 'row')} {verb} in an earlier file too; each was used once")
-    named = f"{shlex.quote(str(out))}{cluster_option(proposal)}"
+    file_option = f"{shlex.quote(str(out))}{cluster_option(proposal)}"
     return InitResult(
         path=out,
         kind="sweep",
         files=tuple(map(summary, collected.tables)),
         splits={group.name: {name: group.size(name) for name in ("train", "dev", "test")} for group in parts},
         notes=tuple(notes),
-        next=tuple(f"babeltune {command} {named}" for command in ("plan", "submit")),
+        next=tuple(f"babeltune {command} {file_option}" for command in ("plan", "submit")),
     )
 
 

@@ -189,8 +189,8 @@ def user_columns(table: Table, by_language: Mapping[str, str], notes: list[str])
     for language, column in by_language.items():
         numbered = column.isdigit() and int(column) < len(table.columns)
         if column not in table.columns and not numbered:
-            there = f"{_values(table)}{nearest(column, table.columns)}{_about_header(table)}"
-            raise DataError(f"{table.given}: no column {shortened(column)}; columns: {there}")
+            offered = f"{_values(table)}{nearest(column, table.columns)}{_about_header(table)}"
+            raise DataError(f"{table.given}: no column {shortened(column)}; columns: {offered}")
         column = column if column in table.columns else table.columns[int(column)]
         seen = language_of(table.column(column))
         if seen.code and not agree(language, seen):

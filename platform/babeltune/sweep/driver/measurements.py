@@ -66,8 +66,8 @@ def measure_rates(sweep: Sweep, folder: SweepFolder, cluster: Cluster, poll: Cal
     if sweep.budget.unit == "pairs" or sweep.training.rates is not None or folder.read(RATES) is not None:
         return
     task = ray.remote(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus)(worker_rates)
-    asked = task.remote(worker_threads(cluster.cpus_per_worker), earlier_rates(folder))
-    record = fetched(asked, poll, seconds=cluster.progress_timeout)
+    answer = task.remote(worker_threads(cluster.cpus_per_worker), earlier_rates(folder))
+    record = fetched(answer, poll, seconds=cluster.progress_timeout)
     folder.write(RATES, record)
     operations, moved = record["rates"]
     folder.note(

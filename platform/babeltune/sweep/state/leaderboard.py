@@ -295,8 +295,8 @@ def check_known(folder: SweepFolder, rows: Sequence[Row], metric: str) -> None:
     if metric not in metrics and metrics:
         near = get_close_matches(metric, metrics, n=MOST_NAMED, cutoff=0.0)
         more = f" and {len(metrics) - len(near)} more" if len(metrics) > len(near) else ""
-        known = f"{', '.join(near)}{more}{nearest(metric, metrics)}"
-        raise UnknownNameError(f"no metric {metric!r} in sweep {folder.id}; known: {known}")
+        offered = f"{', '.join(near)}{more}{nearest(metric, metrics)}"
+        raise UnknownNameError(f"no metric {metric!r} in sweep {folder.id}; known: {offered}")
 
 
 def goal_of(sweep: Sweep, metric: str) -> Goal:

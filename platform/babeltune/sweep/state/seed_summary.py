@@ -129,8 +129,8 @@ def _group(
 def _check(names: Iterable[str], allowed: Collection[str], problem: str) -> None:
     for name in names:
         if name not in allowed:
-            known = ", ".join(sorted(allowed)) or "none"
-            raise UnknownNameError(f"{problem} {name!r}; known: {known}{nearest(name, allowed)}")
+            choices = ", ".join(sorted(allowed)) or "none"
+            raise UnknownNameError(f"{problem} {name!r}; known: {choices}{nearest(name, allowed)}")
 
 
 # --- As text -------------------------------------------------------------------------------------------------------

@@ -391,9 +391,9 @@ def _goes_further(mirror: Mirror, stopped: Path, names: Mapping[str, str]) -> bo
     """Whether the bucket's checkpoint of a stop is of a later step than this one."""
     if stopped.name not in names:
         return False
-    there = _state_there(mirror, f"{mirror.key(stopped.parent)}/{names[stopped.name]}")
+    stored_state = _state_there(mirror, f"{mirror.key(stopped.parent)}/{names[stopped.name]}")
     with suppress(ValueError, AttributeError):
-        return _place(there) > _place(read_state(stopped))
+        return _place(stored_state) > _place(read_state(stopped))
     return False
 
 
