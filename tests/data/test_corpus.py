@@ -23,6 +23,7 @@ from babeltune.data.store import digest_of_texts
 from babeltune.data.text_keys import sentence_keys, text_key
 from babeltune.data.translation import StandIn
 from babeltune.errors import DataError
+from babeltune.planning.availability import data_files
 from babeltune.planning.sweep_file import data_root, read_data, read_sweep
 from babeltune.schema.records import (
     Bitext,
@@ -583,6 +584,16 @@ def test_the_benchmark_overlay_names_files_and_columns_that_exist(name):
             with gzip.open(root / path, "rt", encoding="utf-8") as file:
                 header = set(file.readline().rstrip("\n").split("\t"))
             assert columns | {"id"} == header if train.path else columns | {"id"} < header
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["en_fra_rus_jpn_kor_fewer", "graded_sts", "plus_swahili"])
+def test_an_overlay_that_goes_with_another_names_files_that_exist(name):
+    texts = [f"benchmarks/data/{each}.yaml" for each in ("en_fra_rus_jpn_kor_capped", name)]
+    sweep = read_sweep(REPOSITORY / "search_spaces/pretrained.yaml", overlays=[REPOSITORY / text for text in texts])
+    files = [path for _, path in data_files(sweep)]
+    assert len(files) > 20
+    assert [path for path in files if not (DATA / path).exists()] == []
 
 
 @pytest.mark.slow
