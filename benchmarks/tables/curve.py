@@ -1,4 +1,4 @@
-"""The picture of a table whose rows differ in `dim` alone: scores by dimension, as figure 1 of Mao and Nakagawa 2023."""
+"""Picture of a table whose rows differ in `dim` alone: scores by dimension, as in Mao and Nakagawa 2023, figure 1."""
 
 import statistics
 from pathlib import Path

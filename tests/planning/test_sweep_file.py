@@ -623,7 +623,8 @@ def test_a_file_that_is_not_there_is_refused_with_its_line_before_anything_start
     assert read_sweep(path, reachable=True)
     (tmp_path / "laws.tsv").rename(tmp_path / "law.tsv")
     (tmp_path / "sts.tsv").unlink()
-    message = refusal(path, reachable=True)
+    message = refusal(path, assignments=["data.words.stop_list={eng: stop.txt}"], reachable=True)
+    assert re.search(r"data\.words\.stop_list\.eng: .* holds no 'stop\.txt'", message)
     assert "small.yaml:17: data.train.1.path: " in message
     assert "holds no 'laws.tsv'; did you mean 'law.tsv'?" in message
     assert "small.yaml:22: data.dev.1.path: " in message

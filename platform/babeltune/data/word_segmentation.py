@@ -51,11 +51,12 @@ class WordsOf:
     vocabulary: list[str]  # every word once, in lower case
 
     def content(self, stop_words: int | Container[str]) -> NDArray[np.bool_]:
-        """[vocabulary] which are words to learn: with a letter, and no stop words. A number of `stop_words` are the most
-        frequent ones; others are listed in lower case."""
+        """[vocabulary] which are words to learn: with a letter, and not among the `stop_words`. These are listed in
+        lower case, or a number of the most frequent words."""
         letters = np.array([any(map(str.isalpha, word)) for word in self.vocabulary], bool)
         if not isinstance(stop_words, int):
-            return letters & np.array([word not in stop_words for word in self.vocabulary], bool)
+            letters[[word in stop_words for word in self.vocabulary]] = False
+            return letters
         letters[np.argsort(-np.bincount(self.words, minlength=len(letters)), kind="stable")[:stop_words]] = False
         return letters
 
