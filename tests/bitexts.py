@@ -18,8 +18,8 @@ def bitext_f1(left, right):
     return bitext.weighted_f1(matches.forward), bitext.weighted_f1(matches.backward)
 
 
-def xsim_error(left, right, k=4, *, texts=None, margin="ratio"):
+def xsim_error(left, right, k=4, *, texts=None, margin="ratio", candidates="nearest"):
     """xSIM error rates (0 to 1), left to right and back. `texts` are the text ids of both sides."""
-    matches = bitext.match(left, right, k)
+    matches = bitext.match(left, right, k, candidates)
     left_texts, right_texts = texts or (None, None)
     return bitext.xsim(matches, right_texts, margin), bitext.xsim(matches.turned(), left_texts, margin)

@@ -33,7 +33,9 @@ from benchmarks.tables.__main__ import TABLES, check, show_plan, take_words, wit
 from benchmarks.tables.__main__ import main as tables
 from benchmarks.tables.choices import NO_STUDENT
 from benchmarks.tables.cpu import CpuSeconds
+from benchmarks.tables.curve import dims_of
 from benchmarks.tables.definition import MEGABYTES, PAIRS, START, UNTRAINED, Claim, Column, Row, Table
+from benchmarks.tables.mao_dims import DIMS
 from benchmarks.tables.reasons import REASONS, reason_of
 from benchmarks.tables.record import at_equal_rates, run
 from benchmarks.tables.sampling import Scored, ari_of, sampling_error
@@ -328,6 +330,15 @@ def test_a_density_is_that_of_the_values_whose_percentiles_are_kept():
     values = np.random.default_rng(0).normal(0.2, 0.05, 200_000)
     places, found = density(np.percentile(values, SHARES).tolist())
     assert found == pytest.approx(norm.pdf(places, 0.2, 0.05), rel=0.09)
+
+
+def test_rows_that_differ_in_dimensions_alone_have_a_picture_of_their_scores(tmp_path):
+    assert {name for name, record in RECORDS.items() if dims_of(record)} == {"mao_dims"}
+    page.write(RECORDS["mao_dims"], tmp_path)
+    picture = (tmp_path / page.PAGES / "mao_dims.svg").read_bytes()
+    assert picture == (ROOT / page.PAGES / "mao_dims.svg").read_bytes()
+    for words in ("dimensions", "Tatoeba, 1,000", *(str(dim) for dim in DIMS)):
+        assert f">{words}</text>" in picture.decode()
 
 
 @pytest.mark.slow

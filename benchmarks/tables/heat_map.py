@@ -7,6 +7,7 @@ from typing import Any
 from babeltune.errors import SweepError
 from babeltune.sweep.state.examples import read_examples
 from babeltune.sweep.state.folder import SweepFolder
+from benchmarks.tables.drawing import panels
 
 Maps = Mapping[str, Any]
 
@@ -27,19 +28,13 @@ def heat_maps_of(folder: SweepFolder) -> dict[str, Any]:
 
 def draw(maps: Maps, picture: Path) -> None:
     """Two panels, before and after training, one square for each two sentences."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "table", "font.size": 9, "svg.fonttype": "none"})
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, 2, figsize=(7, 3.2), layout="constrained")
-    for panel, when in zip(panels, ("before", "after"), strict=True):
-        mesh = panel.pcolormesh(maps[when], vmin=0, vmax=1, cmap="Blues")
-        panel.set(title=f"{when} training", ylabel=maps["languages"][0], xlabel=maps["languages"][1], aspect="equal")
-        panel.invert_yaxis()
-        panel.set_xticks([])
-        panel.set_yticks([])
-    figure.colorbar(mesh, ax=panels, label="cosine")
-    figure.savefig(picture, metadata={"Date": None})
-    pyplot.close(figure)
+    with panels(picture, 2, 3.2) as (figure, both):
+        for panel, when in zip(both, ("before", "after"), strict=True):
+            mesh = panel.pcolormesh(maps[when], vmin=0, vmax=1, cmap="Blues")
+            panel.set(
+                title=f"{when} training", ylabel=maps["languages"][0], xlabel=maps["languages"][1], aspect="equal"
+            )
+            panel.invert_yaxis()
+            panel.set_xticks([])
+            panel.set_yticks([])
+        figure.colorbar(mesh, ax=both, label="cosine")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from babeltune.files import write_whole
 from benchmarks.tables.choices import CHOICE, CHOOSING, advice_on, choices_of
+from benchmarks.tables.curve import dims_of, draw_curve
 from benchmarks.tables.definition import START, UNTRAINED, Record
 from benchmarks.tables.heat_map import draw
 from benchmarks.tables.reasons import Reason, reason_of
@@ -92,6 +93,7 @@ def page(record: Record, others: Iterable[Record] = ()) -> str:
         _scores(record),
         *([_picture(record)] if "heat_map" in record else []),
         *_distribution(record),
+        *_curve(record),
         "## Orderings",
         JUDGING,
         *level,
@@ -133,6 +135,8 @@ def write(record: Record, root: Path = ROOT) -> Path:
             draw(kept["heat_map"], root / PAGES / f"{kept['name']}.svg")
         elif "distribution" in kept:
             draw_spread(kept["distribution"], root / PAGES / f"{kept['name']}.svg")
+        elif dims_of(kept):
+            draw_curve(kept, root / PAGES / f"{kept['name']}.svg")
         write_whole(root / PAGES / f"{kept['name']}.md", page(kept, records).encode())
     write_whole(root / PAGES / "index.md", index(records).encode())
     return root / PAGES / f"{record['name']}.md"
@@ -153,6 +157,16 @@ def _distribution(record: Record) -> list[str]:
         f"![{words}]({record['name']}.svg)",
         f"The picture shows the {words}. It has the sentences of one training, and dotted lines at the medians.",
     ]
+
+
+def _curve(record: Record) -> list[str]:
+    if not dims_of(record):
+        return []
+    scores = " and ".join(column["title"] for column in record["columns"])
+    words = f"scores by dimension, {scores}"
+    start = f" A dotted line is the score of *{record['start_name']}*." if "start_name" in record else ""
+    shown = f"The picture shows the {words}. Bars are standard deviations over seeds.{start}"
+    return [f"![{words}]({record['name']}.svg)", shown]
 
 
 def _failures(record: Record, others: Mapping[str, Record]) -> list[str]:

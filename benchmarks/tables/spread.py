@@ -16,6 +16,7 @@ from torch.nn.functional import normalize
 from babeltune.method import trial_context
 from babeltune.method.negative_queue import Queue
 from babeltune.training.build import make_reader, make_schedule
+from benchmarks.tables.drawing import panels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,18 +62,10 @@ def density(percentiles: list[float]) -> tuple[NDArray[np.float64], NDArray[np.f
 
 def draw_spread(curves: Curves, picture: Path) -> None:
     """The density of each row, with a mark at its median."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "table", "font.size": 9, "svg.fonttype": "none"})
-    from matplotlib import pyplot
-
-    figure, panel = pyplot.subplots(figsize=(7, 3), layout="constrained")
-    for name, percentiles in curves.items():
-        (line,) = panel.plot(*density(percentiles), label=name)
-        panel.axvline(percentiles[SHARES.index(50)], color=line.get_color(), linestyle=":")
-    panel.set(xlabel=TITLE, ylabel="density")
-    panel.set_ylim(bottom=0)
-    panel.legend()
-    figure.savefig(picture, metadata={"Date": None})
-    pyplot.close(figure)
+    with panels(picture, 1, 3) as (_, (panel,)):
+        for name, percentiles in curves.items():
+            (line,) = panel.plot(*density(percentiles), label=name)
+            panel.axvline(percentiles[SHARES.index(50)], color=line.get_color(), linestyle=":")
+        panel.set(xlabel=TITLE, ylabel="density")
+        panel.set_ylim(bottom=0)
+        panel.legend()

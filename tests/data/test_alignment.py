@@ -174,6 +174,23 @@ def test_stop_words_of_a_lexicon_and_broken_lexicons(tmp_path):
         samples_of(corpus, settings, tmp_path, tmp_path, 0)
 
 
+def test_a_languages_list_of_stop_words_takes_the_place_of_the_most_frequent(tmp_path):
+    corpus = corpus_of(("eng", "fra", PAIRS))
+    lexicon = lexicon_at(tmp_path / "l.tsv", ["fr\tparty\tfête", "fr\tart\tART"])
+    (tmp_path / "stop.txt").write_text("Art\nof\n", encoding="utf-8")
+    listed = replace(lexicon, stop_words=10**6, stop_list={"en": "stop.txt", "fra": "stop.txt"})
+    found = in_words(corpus, samples_of(corpus, listed, tmp_path, tmp_path, 0))
+    assert {word for _, word, _ in found} == {"party"}
+    half = replace(lexicon, stop_words=10**6, stop_list={"eng": "stop.txt"})
+    assert not len(samples_of(corpus, half, tmp_path, tmp_path, 0)), "French has no list"
+    first = build_words(corpus, listed, tmp_path, tmp_path, 0)
+    (tmp_path / "stop.txt").write_text("of\n", encoding="utf-8")
+    assert build_words(corpus, listed, tmp_path, tmp_path, 0) != first, "the words of the list count, not its name"
+    (tmp_path / "stop.txt").write_text("of\n\nart\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"stop\.txt:2: "):
+        build_words(corpus, listed, tmp_path, tmp_path, 0)
+
+
 def test_max_line_bytes_bounds_the_lines_of_a_lexicon(tmp_path):
     corpus = corpus_of(("eng", "fra", PAIRS))
     long = "fr\tlong\t" + 40 * "long "

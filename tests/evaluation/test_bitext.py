@@ -22,8 +22,9 @@ def noisy_pair(n, dim=16, noise=0.8, seed=0):
     return left, (left + noise * generator.normal(size=(n, dim))).astype(np.float32)
 
 
-def laser_xsim(x, y, k, right_lines=None, margin="ratio"):
-    """LASER's published procedure, sentence by sentence: k nearest by cosine, margin score, first maximum, compare."""
+def laser_xsim(x, y, k, right_lines=None, margin="ratio", candidates="nearest"):
+    """LASER's published procedure, sentence by sentence: k nearest by cosine, margin score, first maximum, compare.
+    With `all` candidates it is Tan et al.'s equation 3 and the argmax over j."""
     x = [v / np.linalg.norm(v) for v in x.astype(np.float64)]
     y = [v / np.linalg.norm(v) for v in y.astype(np.float64)]
     n = len(x)
@@ -34,7 +35,7 @@ def laser_xsim(x, y, k, right_lines=None, margin="ratio"):
     for i in range(n):
         mean_x = sum(c for c, _ in near[i]) / k
         best, best_score = None, -math.inf
-        for cosine, j in near[i]:
+        for cosine, j in near[i] if candidates == "nearest" else [(float(x[i] @ y[j]), j) for j in range(n)]:
             around = (mean_x + sum(back[j]) / k) / 2
             score = {"ratio": cosine / around, "distance": cosine - around, "absolute": cosine}[margin]
             if score > best_score:
@@ -73,6 +74,19 @@ def test_a_target_beyond_the_k_nearest_can_never_win():
     left = np.eye(6, dtype=np.float32)
     right = np.roll(left, 1, axis=0) + 0.1 * left
     assert xsim_error(left, right, k=1) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("margin", ["ratio", "distance", "absolute"])
+def test_xsim_among_all_sentences_is_the_argmax_of_equation_3(margin, monkeypatch):
+    left, right = noisy_pair(80)
+    right[17] = right[3]
+    both = ((left, right), (right, left))
+    every = tuple(laser_xsim(*sides, 2, margin=margin, candidates="all") for sides in both)
+    assert xsim_error(left, right, 2, margin=margin, candidates="all") == pytest.approx(every)
+    nearest = tuple(laser_xsim(*sides, 2, margin=margin) for sides in both)
+    assert (every != nearest) == (margin != "absolute"), "a translation beyond the k nearest may have the best margin"
+    monkeypatch.setattr(knn, "BLOCK", 300)
+    assert xsim_error(left, right, 2, margin=margin, candidates="all") == pytest.approx(every)
 
 
 @pytest.mark.trap(25)

@@ -133,6 +133,8 @@ def test_the_margin_and_what_is_compared_are_the_tasks():
     for margin in ("ratio", "distance", "absolute"):
         expected = sum(xsim_error(TABLE[:100], TABLE[100:200], margin=margin)) / 2
         assert evaluate([bitext_task(margin=margin)], Embed())["dev/ntrex/xsim_error"] == expected
+    every = sum(xsim_error(TABLE[:100], TABLE[100:200], 1, candidates="all")) / 2
+    assert evaluate([bitext_task(k=1, candidates="all")], Embed())["dev/ntrex/xsim_error"] == every
     errors = {evaluate([bitext_task(k=k)], Embed())["dev/ntrex/xsim_error"] for k in (1, 4, 50)}
     assert len(errors) > 1, "k is the task's, too"
 

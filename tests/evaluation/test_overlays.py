@@ -1,6 +1,7 @@
 """The overlays of search_spaces/evaluation, each read from a small copy that is laid out as the hub's data set."""
 
 import gzip
+import itertools
 import json
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from babeltune.evaluation.evaluate import evaluate_texts
 from babeltune.planning.sweep_file import read_data, read_sweep
+from babeltune.schema.languages import meaning
 from corpora import read_tasks
 
 TEXTS = ("sentence1", "sentence2")
@@ -125,6 +127,53 @@ def test_tatoeba_is_the_mean_of_both_directions_and_of_its_languages(name, count
     assert scores[f"test/{name}/fra-eng/accuracy"] == 1
     assert scores[f"test/{name}/jpn-eng/accuracy_forward"] == pytest.approx(4 / 6)
     assert scores[f"test/{name}/accuracy"] == pytest.approx(5 / 6)
+
+
+LABSE = (
+    "af am ar as az be bg bn bo bs ca ceb co cs cy da de el en eo es et eu fa fi fr fy ga gd gl gu ha haw he hi hmn hr "
+    "ht hu hy id ig is it ja jv ka kk km kn ko ku ky la lb lo lt lv mg mi mk ml mn mr ms mt my ne nl no ny or pa pl pt "
+    "ro ru rw si sk sl sm sn so sq sr st su sv sw ta te tg th tk tl tr tt ug uk ur uz vi wo xh yi yo zh zu"
+)
+"""The 109 languages of LaBSE's card."""
+
+
+def test_tatoebas_languages_outside_of_labses_training_have_a_mean_of_their_own(tmp_path, monkeypatch):
+    configurations(tmp_path, "mteb/tatoeba-bitext-mining", "test", TEXTS, "fra-eng max-eng!")
+    sets, scores = scored("tatoeba_112", tmp_path, monkeypatch)
+    trained_on = {meaning(code).language for code in (*LABSE.split(), "nb", "nn")}
+    for task in sets:
+        seen = meaning(task.source.subset.removesuffix("-eng")).language in trained_on
+        assert task.group == ("tatoeba_seen" if seen else "tatoeba_unseen")
+    assert scores["test/tatoeba_seen/accuracy"] == 1
+    assert scores["test/tatoeba_unseen/accuracy"] == pytest.approx(4 / 6)
+
+
+def test_buccs_corpora_are_mined_from_files_in_their_own_layout(tmp_path, monkeypatch):
+    names = ("de", "fr", "ru", "zh")
+    for name, (part, numbers) in itertools.product(names, {"training": range(6), "sample": range(100, 106)}.items()):
+        folder = tmp_path / f"bucc2018/{name}-en"
+        folder.mkdir(parents=True, exist_ok=True)
+        for language, alone in ((name, 50), ("en", 70)):
+            lines = [f'{language}-{n:09}\tA "{language}" text {n}\n' for n in (*numbers, alone)]
+            (folder / f"{name}-en.{part}.{language}").write_text("".join(lines), encoding="utf-8")
+        gold = [f"{name}-{n:09}\ten-{n:09}\n" for n in numbers]
+        (folder / f"{name}-en.{part}.gold").write_text("".join(gold), encoding="utf-8")
+    data, sets = sweep_with("bucc_mining", tmp_path, monkeypatch)
+    scores = evaluate_texts(read_tasks(sets, tmp_path, data), drawn, "test")
+    for name in names:
+        assert scores[f"test/bucc_mining/{name}-en/f1_forward"] == 1
+    assert scores["test/bucc_mining/f1_forward"] == scores["test/bucc_mining/f1_backward"] == 1
+
+
+def test_biorxivs_titles_and_abstracts_are_clustered_by_category(tmp_path, monkeypatch):
+    rows = {"sentences": [f"text {row}" for row in range(40)], "labels": ["botany", "zoology"] * 20}
+    for part in ("s2s", "p2p"):
+        table(tmp_path, f"mteb/biorxiv-clustering-{part}", "test", rows)
+    sides = np.array([[1.0, 0.0], [0.0, 1.0]], np.float32)
+    _, scores = scored(
+        "biorxiv", tmp_path, monkeypatch, lambda texts, languages: sides[[int(t.split()[-1]) % 2 for t in texts]]
+    )
+    assert scores["test/biorxiv_s2s/ari"] == scores["test/biorxiv_p2p/en/v_measure"] == pytest.approx(1)
 
 
 def test_bucc_is_scored_in_four_languages_with_english(tmp_path, monkeypatch):
@@ -275,13 +324,13 @@ def test_europes_sts_is_read(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["tatoeba_36", "tatoeba_112", "bucc", "flores_200", "flores_park", "sts_12_to_22", *REGIONS]
+    "name", ["tatoeba_36", "tatoeba_112", "bucc", "flores_200", "flores_park", "sts_12_to_22", "biorxiv", *REGIONS]
 )
 def test_revisions_configurations_and_columns_are_mtebs(name, tmp_path, monkeypatch):
     mteb = pytest.importorskip("mteb")
     known = {
         (task.metadata.dataset["path"], task.metadata.dataset["revision"]): task
-        for task in mteb.get_tasks(task_types=["BitextMining", "STS"], exclude_superseded=False)
+        for task in mteb.get_tasks(task_types=["BitextMining", "STS", "Clustering"], exclude_superseded=False)
     }
     _, sets = sweep_with(name, tmp_path, monkeypatch)
     for source in (task.source for task in sets):

@@ -158,12 +158,13 @@ def settings():
 
 
 def comments(text):
-    """The comments of a YAML file: what stands behind a line's value, and blocks of whole lines as one text."""
+    """The comments of a YAML file without its commands: what stands behind a line's value, and blocks of whole lines as
+    one text."""
     block = []
     for line in [*text.splitlines(), ""]:
         code, _, comment = re.sub(r"(?:^|(?<=\s))#(?=\s)", "\0", line, count=1).partition("\0")
         if comment and not code.strip():
-            block.append(comment.strip())
+            block += [] if comment.strip().startswith("babeltune ") else [comment.strip()]
             continue
         if block:
             yield "", " ".join(block)

@@ -1,14 +1,19 @@
 """The papers' sweep files train as long as printed, stop by the printed set, and search what is left open."""
 
+import re
+import shlex
+from pathlib import Path
+
 import pytest
 
 from babeltune.planning.sweep_file import dev_metrics, read_sweep
 
+ROOT = Path(__file__).parents[2]
 PARK = ("soft_contrastive", "soft_contrastive_grid", "mse_distillation", "translation_ranking")
 
 
-def read(name):
-    return read_sweep(f"search_spaces/papers/{name}.yaml", check=False)
+def read(name, settings=()):
+    return read_sweep(f"search_spaces/papers/{name}.yaml", assignments=list(settings), check=False)
 
 
 @pytest.mark.parametrize("name", PARK)
@@ -21,6 +26,16 @@ def test_parks_trainings_have_30_passes_and_stop_by_tatoebas_validation_set(name
     assert sweep.training.patience == 3
     assert sweep.objectives[0].metric == "dev/opus_tatoeba/accuracy" in dev_metrics(sweep)
     assert {source.dataset for task in sweep.data.dev for _, source in task.sources()} == {"wecover/OPUS_Tatoeba"}
+
+
+@pytest.mark.parametrize(("name", "passes"), [("laser3_co", 10), ("soft_contrastive", 30)])
+def test_a_model_of_one_pair_sees_its_text_as_often_as_that_of_all_pairs(name, passes):
+    head = (ROOT / f"search_spaces/papers/{name}.yaml").read_text(encoding="utf-8")
+    lines = [shlex.split(line)[4::2] for line in re.findall(r"^#   (.*train=false.*)$", head, re.MULTILINE)]
+    sweeps = [read(name, settings) for settings in lines]
+    trained = [[source for source in sweep.data.train if source.train] for sweep in sweeps]
+    assert [source.name for (source,) in trained] == [source.name for source in read(name).data.train]
+    assert [sweep.training.pairs for sweep in sweeps] == [passes * source.cap for (source,) in trained]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -622,7 +623,8 @@ def test_a_file_that_is_not_there_is_refused_with_its_line_before_anything_start
     assert read_sweep(path, reachable=True)
     (tmp_path / "laws.tsv").rename(tmp_path / "law.tsv")
     (tmp_path / "sts.tsv").unlink()
-    message = refusal(path, reachable=True)
+    message = refusal(path, assignments=["data.words.stop_list={eng: stop.txt}"], reachable=True)
+    assert re.search(r"data\.words\.stop_list\.eng: .* holds no 'stop\.txt'", message)
     assert "small.yaml:17: data.train.1.path: " in message
     assert "holds no 'laws.tsv'; did you mean 'law.tsv'?" in message
     assert "small.yaml:22: data.dev.1.path: " in message
@@ -741,18 +743,31 @@ def on_this_machine(sweep):
 
 
 def commands_of(name):
-    """The commands at the head of a shipped file: the sweep file and the overlays of each."""
+    """The commands at the head of a shipped file: the sweep file, the overlays and the settings of each."""
     text = (repository() / name).read_text(encoding="utf-8")
     for line in re.findall(r"^#   babeltune submit (.*)$", text, re.MULTILINE):
-        file, *options = line.split()
-        assert set(options[::2]) <= {"--with"}
-        yield file, options[1::2]
+        file, *options = shlex.split(line)
+        assert set(options[::2]) <= {"--with", "--set"}
+        values = list(zip(options[::2], options[1::2], strict=True))
+        yield file, *([value for name, value in values if name == option] for option in ("--with", "--set"))
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if "/papers/" in name])
+def test_every_sweep_of_a_paper_says_its_commands_and_these_are_valid(name):
+    commands = list(commands_of(name))
+    assert (name, [], []) in commands
+    for file, overlays, settings in commands:
+        if any("models:/" in setting for setting in settings):
+            settings.append("student.pooling=mean")  # as the promoted model's stand-in has
+        sweep = read_sweep(file, overlays=overlays, assignments=settings, fetch=promoted)
+        assert sweep.objectives[0].metric in dev_metrics(sweep)
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_every_overlay_says_with_which_command_it_is_used_and_that_is_a_valid_sweep(name):
-    ((file, overlays),) = commands_of(name)
+    ((file, overlays, settings),) = commands_of(name)
     assert name in overlays
+    assert not settings
     sweep = read_sweep(file, overlays=overlays, fetch=promoted)
     assert sweep.objectives[0].metric in dev_metrics(sweep)
     if "papers" not in file:
@@ -763,14 +778,14 @@ def test_every_overlay_says_with_which_command_it_is_used_and_that_is_a_valid_sw
 
 @pytest.mark.parametrize("name", EVALUATIONS)
 def test_every_evaluation_is_added_to_the_sweep_that_it_names(name):
-    ((file, overlays),) = commands_of(name)
+    ((file, overlays, _),) = commands_of(name)
     assert overlays == [name]
     own = read_sweep(file).data
     data = read_sweep(file, overlays=overlays).data
     assert (data.train, data.dev, data.test[: len(own.test)]) == (own.train, own.dev, own.test)
     added = data.test[len(own.test) :]
     assert added
-    assert all(task.source.format == "hub" for task in added)
+    assert name.endswith("bucc_mining.yaml") or all(task.source.format == "hub" for task in added)
 
 
 def test_config_paper_gives_each_method_its_printed_settings_less_those_searched(tiny_file):
@@ -787,8 +802,8 @@ def test_config_paper_gives_each_method_its_printed_settings_less_those_searched
 def test_the_papers_grid_is_one_sweep_of_its_students_for_each_of_its_teachers():
     file = "search_spaces/papers/soft_contrastive_grid.yaml"
     commands = list(commands_of(file))
-    assert {name for name, _ in commands} == {file}
-    sweeps = [read_sweep(name, overlays=overlays) for name, overlays in commands]
+    assert {name for name, *_ in commands} == {file}
+    sweeps = [read_sweep(name, overlays=overlays) for name, overlays, _ in commands]
     assert [sweep.teacher.model.split("/")[1] for sweep in sweeps] == [
         "multilingual-e5-base",
         "e5-base",

@@ -41,14 +41,15 @@ def shares(generator, n, share):
     return (generator.random(n) < share).astype(int)
 
 
-def test_outcomes_are_those_of_the_metrics():
+@pytest.mark.parametrize("candidates", ["nearest", "all"])
+def test_outcomes_are_those_of_the_metrics(candidates):
     generator = np.random.default_rng(0)
     vectors = generator.normal(size=(40, 8)).astype(np.float32)
     vectors[20:] = vectors[:20] + 1.5 * vectors[20:]
     left, right = tuple(range(20)), tuple(range(20, 40))
     learnt = TextTask(name="x", kind="transfer", subset="a", left=left, labels=tuple("ab" * 10))
     tasks = [
-        TextTask(name="t", kind="bitext", subset="a-b", left=left, right=right),
+        TextTask(name="t", kind="bitext", subset="a-b", left=left, right=right, k=2, candidates=candidates),
         TextTask(name="s", kind="sts", subset="a", left=left, right=right, scores=tuple(generator.random(20))),
         TextTask(name="c", kind="clustering", subset="a", left=left, labels=tuple("ab" * 10)),
         TextTask(name="x", kind="transfer", subset="b", left=right, labels=tuple("ab" * 10), fit=learnt),

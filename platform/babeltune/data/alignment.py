@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,8 @@ from babeltune.data.tokens import bare_tokenizer
 from babeltune.data.word_segmentation import PIECES, WordsOf, find_words, lower, pieces, token_spans, unspaced
 from babeltune.errors import DataError
 from babeltune.files import plain
-from babeltune.schema.records import Words
+from babeltune.schema.languages import same_variety
+from babeltune.schema.records import MosesSource, Words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -188,9 +189,12 @@ def word_samples(
     are trained into `stores`."""
     lexicons = [read_source(source, root, others={}, longest=longest) for source in settings.lexicon]
     languages = np.array(corpus.languages)[corpus.pairs]
-    by_name = {
-        name: language(corpus, corpus.pairs[languages == name], settings, stores, seed) for name in np.unique(languages)
-    }
+    lists = [(code, set(map(lower, rows.columns[code]))) for code, rows in stop_lists(settings, root, longest)]
+    by_name = {}
+    for name in np.unique(languages):
+        listed = [words for code, words in lists if same_variety(code, name)]
+        stop_words = set().union(*listed) if listed else settings.stop_words
+        by_name[name] = language(corpus, corpus.pairs[languages == name], stop_words, stores, seed)
     samples, scores = [np.empty((0, 5), np.int64)], [np.empty((0, 2), np.float32)]
     for group in np.unique(corpus.pair_groups):
         pairs = np.flatnonzero(corpus.pair_groups == group)
@@ -213,12 +217,20 @@ def word_samples(
     return together[order].astype(number_type(len(corpus.pairs))), np.concatenate(scores)[order]
 
 
-def language(corpus: Corpus, ids: NDArray[np.integer], settings: Words, stores: Path, seed: int) -> Language:
+def stop_lists(settings: Words, root: Path, longest: int) -> list[tuple[str, Rows]]:
+    """The files of stop words that lie under `root`, with their languages."""
+    sources = [(code, MosesSource(name="stop_list", paths={code: path})) for code, path in settings.stop_list.items()]
+    return [(code, read_source(source, root, others={}, longest=longest)) for code, source in sources]
+
+
+def language(
+    corpus: Corpus, ids: NDArray[np.integer], stop_words: int | Container[str], stores: Path, seed: int
+) -> Language:
     """These texts of one language and their words."""
     unique = np.unique(ids).astype(np.int64)
     texts = corpus.texts.at(unique)[:]
     words = find_words(texts, pieces(stores, texts, seed) if unspaced(texts) else None)
-    return Language(unique, texts, words, words.content(settings.stop_words))
+    return Language(unique, texts, words, words.content(stop_words))
 
 
 def lexicon_of(lexicons: Sequence[Rows], names: Sequence[str], sides: Sequence[Language]) -> dict[str, set[str]]:
@@ -259,6 +271,7 @@ def build_words(
         "pairs": [hashlib.sha256(array.tobytes()).hexdigest() for array in (corpus.pairs, corpus.pair_groups)],
         "settings": plain(settings),
         "lexicons": [read_source(source, root, others={}, longest=longest).digest for source in settings.lexicon],
+        "stop lists": [rows.digest for _, rows in stop_lists(settings, root, longest)],
         "seed": seed,
         "rules": [PIECES, TOGETHER, COUNTED, WORD_SCORES],
     }

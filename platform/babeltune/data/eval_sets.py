@@ -238,6 +238,7 @@ def bitext_subsets(task: Bitext, rows: EvalRows, anchor_priority: Sequence[str])
             left_languages=(other,),
             right_languages=(anchor,),
             margin=task.margin,
+            candidates=task.candidates,
             compare=task.compare,
         )
         for anchor, other in language_pairs(task.source, list(rows.columns), anchor_priority)

@@ -65,6 +65,7 @@ class EvalTask(Generic[Text]):
     empty if no query has one."""
     mixed: bool = False  # retrieval: whether documents are in several languages
     margin: Literal["ratio", "distance", "absolute"] = "ratio"
+    candidates: Literal["nearest", "all"] = "nearest"
     compare: Literal["text", "index"] = "text"
     right_model: Literal["student", "teacher"] = "student"  # the model that encodes `right`
     fit: EvalTask[Text] | None = None  # mining: what the threshold is fitted on. Transfer: what the head learns from.

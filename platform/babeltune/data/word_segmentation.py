@@ -6,7 +6,7 @@ blanks, a word is a piece of a tokenizer trained on that language's text, cut wh
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -50,9 +50,13 @@ class WordsOf:
     spans: NDArray[np.int32]  # [words, 2] first character and end
     vocabulary: list[str]  # every word once, in lower case
 
-    def content(self, stop_words: int) -> NDArray[np.bool_]:
-        """[vocabulary] which are words to learn: with a letter, and not among the `stop_words` most frequent ones."""
+    def content(self, stop_words: int | Container[str]) -> NDArray[np.bool_]:
+        """[vocabulary] which are words to learn: with a letter, and not among the `stop_words`. These are listed in
+        lower case, or a number of the most frequent words."""
         letters = np.array([any(map(str.isalpha, word)) for word in self.vocabulary], bool)
+        if not isinstance(stop_words, int):
+            letters[[word in stop_words for word in self.vocabulary]] = False
+            return letters
         letters[np.argsort(-np.bincount(self.words, minlength=len(letters)), kind="stable")[:stop_words]] = False
         return letters
 

@@ -20,16 +20,16 @@ from babeltune.evaluation.knn import UNDEFINED, Matches, Neighbours, Side
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-    from babeltune.evaluation.knn import Vectors
+    from babeltune.evaluation.knn import Candidates, Vectors
 
 Margin = Literal["ratio", "distance", "absolute"]
 
 
-def match(left: Vectors | Side, right: Vectors | Side, k: int = 4) -> Matches:
+def match(left: Vectors | Side, right: Vectors | Side, k: int = 4, candidates: Candidates = "nearest") -> Matches:
     """The matches of the two sides of a bitext, [n, d] each, with k = min(k, n) neighbours."""
     if len(left) != len(right):
         raise ValueError(f"{len(left)} left and {len(right)} right vectors: a bitext has as many of each")
-    return knn.match(left, right, k)
+    return knn.match(left, right, k, candidates)
 
 
 def accuracy(neighbours: Neighbours) -> float:
@@ -51,8 +51,9 @@ def weighted_f1(neighbours: Neighbours) -> float:
 def xsim(matches: Matches, texts: Sequence[int] | None = None, margin: Margin = "ratio") -> float:
     """LASER's xSIM (source/xsim.py), left to right: share of rows whose best-scored candidate is not their translation.
 
-    Candidates are the k right neighbours by cosine. They are scored again by a margin against the mean cosine to the
-    neighbourhoods of both sentences (Artetxe & Schwenk 2019, section 3.2); the first of equal scores wins.
+    Candidates are the k right neighbours by cosine, or all right sentences if the matches have `sides` (Tan et al.
+    2023, section 3.3). They are scored by a margin against the mean cosine to the neighbourhoods of both sentences
+    (Artetxe & Schwenk 2019, section 3.2); the first of equal scores wins.
     With the right side's text ids in `texts`, an equal text at another row counts as right (LASER's default);
     without, only the row itself does (`--index-comparison`). The right side may have more
     sentences after the translations. They are candidates only. With altered translations as candidates this is
@@ -73,9 +74,27 @@ def xsim_errors(
 def best_scored(matches: Matches, margin: Margin) -> tuple[Int[Tensor, "queries"], Float[Tensor, "queries"]]:
     """Of every left sentence, the candidate of the highest margin score, and that score; the first of equal ones. The
     candidate is -1, and the score `UNDEFINED`, if no margin of the sentence is defined."""
-    scores, choice = candidate_scores(matches, margin).max(dim=1)
-    best = matches.forward.index.gather(1, choice[:, None])[:, 0]
+    if matches.sides is None:
+        scores, choice = candidate_scores(matches, margin).max(dim=1)
+        best = matches.forward.index.gather(1, choice[:, None])[:, 0]
+    else:
+        scores, best = _best_of_all(*matches.sides, matches, margin)
     return torch.where(scores == UNDEFINED, -1, best), scores
+
+
+def _best_of_all(
+    left: Side, right: Side, matches: Matches, margin: Margin
+) -> tuple[Float[Tensor, "queries"], Int[Tensor, "queries"]]:
+    """The highest margin score of every left sentence among all right ones, and its candidate. Never the whole matrix
+    is in memory."""
+    beside, around = (side.cosine.mean(dim=1) for side in (matches.forward, matches.backward))
+    parts = []
+    with knn.full_precision(right.distinct.device.type):
+        for rows in torch.split(torch.arange(len(left)), max(1, knn.BLOCK // max(1, len(right)))):
+            # The product is of distinct vectors, so that equal ones have equal scores.
+            cosine = knn.cosines(left.distinct[left.which[rows]], right.distinct)[:, right.which]
+            parts.append(margin_scores(cosine, (beside[rows, None] + around) / 2, margin).max(dim=1))
+    return torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts])
 
 
 def share_of_flipped_margins(matches: Matches) -> float:

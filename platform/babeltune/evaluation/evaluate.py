@@ -210,7 +210,7 @@ def _bitext(task: IdTask, lookup: Lookup) -> Scores:
     pairs = len(task.left)
     rights = lookup.right(task)
     left, right = lookup.side(task.left), rights.side(task.right[:pairs])
-    matches = bitext.match(left, right, task.k)
+    matches = bitext.match(left, right, task.k, task.candidates)
     turned = matches.turned()
     forward, backward = bitext.accuracy(matches.forward), bitext.accuracy(matches.backward)
     in_text = task.compare == "text"
@@ -225,7 +225,7 @@ def _bitext(task: IdTask, lookup: Lookup) -> Scores:
         "xsim_error_forward": error,
     }
     if len(task.right) > pairs:
-        among_changed = knn.match(left, rights.side(task.right), task.k)
+        among_changed = knn.match(left, rights.side(task.right), task.k, task.candidates)
         scores["xsimpp_error"] = bitext.xsim(among_changed, forth, task.margin)
     flipped = (bitext.share_of_flipped_margins(matches) + bitext.share_of_flipped_margins(turned)) / 2
     return scores | ({"xsim_flipped": flipped} if flipped and task.margin == "ratio" else {})

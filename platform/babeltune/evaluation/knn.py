@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     Vectors = NDArray[np.float32] | Tensor
 
+Candidates = Literal["nearest", "all"]
 BLOCK = 1 << 22  # similarities held at once (fp32: 16 MB, which stays in a processor's last cache or near it)
 TILE = (512, 8192)  # rows and columns of a tile of `BLOCK` similarities, if there are many candidates
 SLACK = 4  # documents that `nearest` keeps beyond k, so that rounding does not decide which are the k best
@@ -47,6 +48,7 @@ class Matches:
 
     forward: Neighbours  # for each left sentence, among the right ones
     backward: Neighbours  # for each right sentence, among the left ones
+    sides: tuple[Side, Side] | None = None  # both sides, if xSIM's candidates are all sentences and not the k nearest
 
     @property
     def alone(self) -> tuple[int, int]:
@@ -56,7 +58,7 @@ class Matches:
 
     def turned(self) -> Matches:
         """The same matches with left and right exchanged."""
-        return Matches(self.backward, self.forward)
+        return Matches(self.backward, self.forward, self.sides and (self.sides[1], self.sides[0]))
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,10 @@ def _first_equal(words: NDArray[np.uint32]) -> NDArray[np.int64]:
     return np.array([first.setdefault(row.tobytes(), place) for place, row in enumerate(words)], np.int64)
 
 
-def match(left: Vectors | Side, right: Vectors | Side, k: int = 4) -> Matches:
+def match(left: Vectors | Side, right: Vectors | Side, k: int = 4, candidates: Candidates = "nearest") -> Matches:
     """The k nearest of the other side, of every row of `left` [n, d] and of `right` [m, d]; fewer if there are
-    fewer. Each tile of the similarity matrix is computed once, for both directions."""
+    fewer. Each tile of the similarity matrix is computed once, for both directions. With `all` as candidates the
+    matches keep both sides."""
     a, b = side(left), side(right)
     rows, columns = _tile_of(len(b.distinct))
     forward = [_nothing(len(some)) for some in torch.split(a.distinct, rows)]
@@ -155,7 +158,8 @@ def match(left: Vectors | Side, right: Vectors | Side, k: int = 4) -> Matches:
                 forward[number] = _merged(forward[number], _largest(similarity, first, k), k)
                 found_there = _merged(found_there, _largest(similarity.T, row, k), k)
             backward.append(found_there)
-    return Matches(_expanded(_join(forward), a, b, k), _expanded(_join(backward or [_nothing(0)]), b, a, k))
+    sides = (a, b) if candidates == "all" else None
+    return Matches(_expanded(_join(forward), a, b, k), _expanded(_join(backward or [_nothing(0)]), b, a, k), sides)
 
 
 def nearest(

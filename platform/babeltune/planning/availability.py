@@ -117,7 +117,10 @@ def encoders(sweep: Sweep) -> Iterator[tuple[Key, FrozenModel]]:
 
 
 def data_files(sweep: Sweep) -> Iterator[tuple[Key, str]]:
-    """Every file that a source or an STS set names, with its key; of a folder see `beir.find_files`."""
+    """Every file that a source, an STS set or a list of stop words names, with its key; of a folder see
+    `beir.find_files`."""
+    for language, path in sweep.data.words.stop_list.items():
+        yield ("data", "words", "stop_list", language), path
     for key, source in sources(sweep):
         if source.path is not None and not isinstance(source, BeirSource):
             yield (*key, "path"), source.path

@@ -37,7 +37,6 @@ def data_problems(data: Data) -> Iterator[Problem]:
     """Sources, tasks, and what they say of one another."""
     if not data.train:
         yield ("data", "train"), "must not be empty"
-    yield from words_problems(("data", "words"), data.words)
     if data.split is not None and all(source.synthetic for source in data.train if source.train):
         yield ("data", "split"), "needs a training source that is not synthetic"
     names = [source.name for source in data.train]
@@ -49,6 +48,7 @@ def data_problems(data: Data) -> Iterator[Problem]:
         yield from source_problems(("data", "train", index), source, by_name, least=1)
     files = [source for source in data.train if not isinstance(source, PivotSource)]
     spoken = sorted({language for source in files for language in languages(source, by_name)})
+    yield from words_problems(("data", "words"), data.words, spoken)
     anchors = data.anchor_priority
     if spoken and anchors and not any(same_variety(a, b) for a in spoken for b in anchors):
         names = [f"{name!r} is no code of a language: write {written}" for name in spoken if (written := code_of(name))]
@@ -85,13 +85,18 @@ def _what_is_read(task: Task) -> str:
     return repr([source, *(getattr(task, name, None) for name in ("path", "gold", "qrels"))])
 
 
-def words_problems(key: Key, words: Words) -> Iterator[Problem]:
-    """Lexicons, which are given where they are read."""
+def words_problems(key: Key, words: Words, spoken: Sequence[str]) -> Iterator[Problem]:
+    """Lexicons, which are given where they are read, and lists of stop words, of languages of the training text."""
     if (words.align == "lexicon") != bool(words.lexicon):
         has = "lists none" if not words.lexicon else f"lists {len(words.lexicon)}, which {words.align!r} does not read"
         yield (*key, "lexicon"), f"{has}; give `align: lexicon` and the lexicons together, or neither"
     for index, lexicon in enumerate(words.lexicon):
         yield from source_problems((*key, "lexicon", index), lexicon, {})
+    yield from climbing((*key, "stop_list"), words.stop_list)
+    for code in words.stop_list:
+        if not any(same_variety(code, language) for language in spoken):
+            allowed = f"is no language of data.train; allowed: {', '.join(spoken)}{nearest(code, spoken)}"
+            yield (*key, "stop_list", code), f"{code!r} {allowed}"
 
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------

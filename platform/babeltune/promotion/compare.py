@@ -61,7 +61,7 @@ def outcomes(tasks: Sequence[IdTask], lookup: Lookup, prefix: str) -> Outcomes:
         left, right = lookup.rows(task.left), lookup.right(task).rows(task.right[: len(task.left)])
         name = cell_name(task, prefix)
         if task.kind == "bitext":
-            matches, rows = bitext.match(left, right, task.k), np.arange(len(left))
+            matches, rows = bitext.match(left, right, task.k, task.candidates), np.arange(len(left))
             sides = {"forward": matches.forward, "backward": matches.backward}
             by_task[name] = {side: (best.index[:, 0].cpu().numpy() == rows).tolist() for side, best in sides.items()}
             by_task[cell_name(task, prefix, XSIM)] = _xsim_errors(task, matches)

@@ -144,6 +144,9 @@ class Words(Strict):
     """The least cosine between the occurrences of the two words (`mutual`)."""
     stop_words: Annotated[int, at_least(0)] = 100
     """This many of each language's most frequent words are left out."""
+    stop_list: dict[str, Annotated[str, place]] = field(default_factory=dict)
+    """Files of stop words by language, a word a line: `{eng: stop.txt}`. They take the place of the most frequent words
+    there, as in the authors' code of ML-CTL."""
     lexicon: tuple[Source, ...] = ()
     """Files with a term and its translation in each row. A term may have several words."""
 

@@ -335,6 +335,9 @@ class Bitext(MatchedTask, LimitedTask):
     source: Source
     """The rows; its `pairs` are the subsets `a-b` that are scored (`all`: every two of a multi-way set, each language
     encoded once)."""
+    candidates: Literal["nearest", "all"] = "nearest"
+    """The sentences that xSIM scores by margin: the `k` nearest by cosine, as LASER's code does, or all of the other
+    side, as Tan et al. 2023 print it (section 3.3)."""
     compare: Literal["text", "index"] = "text"
     """Whether for xSIM an equal sentence of another row is right too, or the row alone."""
     augmented: Source | None = None
