@@ -132,7 +132,10 @@ def sweep_of(line):
         [value for name, value in itertools.pairwise(words) if name == option] for option in ("--with", "--set")
     )
     return read_sweep(
-        ROOT / words[0], overlays=[ROOT / overlay for overlay in overlays], assignments=assignments, fetch=lambda _: "."
+        ROOT / words[0],
+        overlays=[ROOT / overlay for overlay in overlays],
+        assignments=assignments,
+        fetch=lambda _: str(ROOT / "docs"),
     )
 
 
