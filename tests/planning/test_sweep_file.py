@@ -444,6 +444,9 @@ def test_dev_metrics_are_means_and_subsets_named_as_the_tasks_say(tmp_path):
     both = dev_metrics(read_sweep(written(tmp_path), assignments=["data.dev.0.source.pairs=[eng-kor, fra-kor]"]))
     assert {"dev/news/kor-eng/accuracy", "dev/news/kor-fra/accuracy"} <= set(both), "the anchor stands second"
     assert "dev/news/fra-eng/accuracy" not in both
+    assert not any(metric.startswith("dev/news/kor/") for metric in (*metrics, *both))
+    each = dev_metrics(read_sweep(written(tmp_path), assignments=["data.dev.0.source.pairs=all"]))
+    assert {"dev/news/kor/accuracy", "dev/news/eng/xsim_error_pooled"} <= set(each), "a mean for each language"
 
 
 def test_the_teacher_encodes_right_sides_that_it_knows_and_that_compare(tmp_path):

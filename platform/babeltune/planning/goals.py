@@ -1,6 +1,8 @@
 """The goals of a sweep: the metrics that its dev sets give, its objectives among them, and the points to begin with."""
 
 import itertools
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from babeltune.errors import SpecError, nearest
@@ -104,13 +106,26 @@ def dev_metrics(sweep: Sweep) -> tuple[str, ...]:
         for name in filter(None, (task.name, task.group)):
             means |= dict.fromkeys(f"dev/{name}/{metric}" for metric in _averaged(subsets.values()))
         single += [f"dev/{task.name}/{subset}/{metric}" for subset, metrics in subsets.items() for metric in metrics]
+    averaged = [metric for metric in METRICS["bitext"] if metric != "xsimpp_error"]
     if sweep.data.split is not None:
-        metrics = [metric for metric in METRICS["bitext"] if metric != "xsimpp_error"]
-        means |= dict.fromkeys(f"dev/{HELDOUT}/{metric}" for metric in _averaged([metrics]))
-        single += [f"dev/{HELDOUT}/{subset}/{metric}" for subset in _heldout_subsets(sweep) for metric in metrics]
+        means |= dict.fromkeys(f"dev/{HELDOUT}/{metric}" for metric in _averaged([averaged]))
+        single += [f"dev/{HELDOUT}/{subset}/{metric}" for subset in _heldout_subsets(sweep) for metric in averaged]
+    single += [f"dev/{place}/{metric}" for place in _languages_with_means(sweep) for metric in _averaged([averaged])]
     whole = (*means, *single)
     smaller = sorted(sweep.training.matryoshka, reverse=True)[1:]
     return (*whole, *(f"dim{dim}/{name}" for dim in smaller for name in whole))
+
+
+def _languages_with_means(sweep: Sweep) -> Iterator[str]:
+    """The set and the language, `ntrex/rus`, of bitexts of three languages and more, each with each."""
+    pairs: dict[str, set[frozenset[str]]] = defaultdict(set)
+    for task in sweep.data.dev:
+        if isinstance(task, Bitext):
+            pairs[task.name] |= set(map(frozenset, source_pairs(task.source, {}, sweep.data.anchor_priority)))
+    for name, of_set in pairs.items():
+        codes = sorted(frozenset().union(*of_set))
+        if len(codes) > 2 and len(of_set) == math.comb(len(codes), 2):
+            yield from (f"{name}/{code}" for code in codes)
 
 
 def task_metrics(task: Task, subset: str) -> list[str]:
