@@ -876,6 +876,10 @@ def test_dev_metrics_and_language_pairs_are_those_of_the_corpus(pairs, priority)
     sweep = read_sweep("search_spaces/quickstart.yaml", assignments=settings, check=False)
     corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed)
     names = {(task.name, task.subset) for task in corpus.tasks}
+    if pairs == '"all"':
+        names |= {
+            (task.name, code) for task in corpus.tasks for code in task.subset.split("-") if task.kind == "bitext"
+        }
     metrics = [metric.split("/") for metric in dev_metrics(sweep)]
     assert {(metric[1], metric[2]) for metric in metrics if len(metric) == 4} == names
     anchors, others = taught_languages(sweep)

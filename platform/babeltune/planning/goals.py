@@ -122,6 +122,8 @@ def _languages_with_means(sweep: Sweep) -> Iterator[str]:
     for task in sweep.data.dev:
         if isinstance(task, Bitext):
             pairs[task.name] |= set(map(frozenset, source_pairs(task.source, {}, sweep.data.anchor_priority)))
+    if sweep.data.split is not None:
+        pairs[HELDOUT] = set(map(frozenset, _heldout_pairs(sweep)))
     for name, of_set in pairs.items():
         codes = sorted(frozenset().union(*of_set))
         if len(codes) > 2 and len(of_set) == math.comb(len(codes), 2):
@@ -161,11 +163,14 @@ def task_subsets(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _heldout_subsets(sweep: Sweep) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(f"{other}-{anchor}" for anchor, other in _heldout_pairs(sweep)))
+
+
+def _heldout_pairs(sweep: Sweep) -> list[tuple[str, str]]:
     by_name = {source.name: source for source in sweep.data.train}
-    subsets = [
-        f"{other}-{anchor}"
+    return [
+        pair
         for source in sweep.data.train
         if source.train and not source.synthetic and languages(source, by_name)
-        for anchor, other in source_pairs(source, by_name, sweep.data.anchor_priority)
+        for pair in source_pairs(source, by_name, sweep.data.anchor_priority)
     ]
-    return tuple(dict.fromkeys(subsets))
