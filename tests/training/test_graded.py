@@ -89,6 +89,24 @@ def test_graded_pairs_with_a_text_of_an_evaluation_set_are_left_out_and_counted(
         prepare(read_sweep(tiny_file, assignments=[written]), tmp_path / "storage")
 
 
+@pytest.mark.parametrize("overlap", ["exact", "near"])
+def test_near_duplicates_of_an_evaluation_set_are_counted_or_left_out(tiny_file, tmp_path, overlap):
+    graded = tmp_path / "graded.tsv"
+    near = "He said that she speaks fluent Spanish and also some Arabic.\tA new text.\t1"
+    graded.write_text(f"sentence1\tsentence2\tscore\n{near}\nOne.\tTwo.\t3\nThree.\tFour.\t4", encoding="utf-8")
+    (tmp_path / "dev.tsv").write_text(
+        "sentence1\tsentence2\tscore\nHe said that she speaks fluent Spanish and some Arabic.\tYes.\t2\nNo.\tMaybe.\t1",
+        encoding="utf-8",
+    )
+    written = f"data.graded=[{{name: mine, path: {graded}, language: eng}}]"
+    dev = f"data.dev.1.path={tmp_path / 'dev.tsv'}"
+    sweep = read_sweep(tiny_file, assignments=[written, dev, f"data.overlap={overlap}"])
+    prepared = prepare(sweep, tmp_path / "storage")
+    assert prepared.counts["rows"]["graded/mine"]["train"] == {"exact": 3, "near": 2}[overlap]
+    counted = prepared.counts["contamination"]["sources"].get("graded/mine", {})
+    assert counted == {"exact": {"dev/sts": {"left": {"near": 1}}}, "near": {}}[overlap]
+
+
 @pytest.mark.parametrize(
     ("assignments", "error"),
     [
