@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from babeltune.models.hub import model_folder
 from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import read_sweep
-from benchmarks import encoder, quality_curve, trimming, what_pays
+from benchmarks import encoder, ladder, quality_curve, sealed, trimming, what_pays
 from benchmarks.matryoshka import cut
 from benchmarks.quality import SHOWN, Row, Work, read_fixed, read_rows, train_within, write_row
 
@@ -23,6 +23,27 @@ pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 
 def row(name, seconds=60.0, seed=0, score=0.5):
     return Row(name, seconds, seed, 1000, 1.5, dict.fromkeys(SHOWN, score))
+
+
+def test_sealed_scores_stand_beside_those_of_a_model_to_buy():
+    scores = {"test/tatoeba/accuracy": 0.9, "test/tatoeba/fra-eng/accuracy": 0.9, "test/sts/spearman": 0.8}
+    lower = dict.fromkeys(scores, 0.5)
+    said = "better than the baseline mE5: mean bitext accuracy 0.5000 -> 0.9000"
+    decision = {"test": scores, "untrained": lower, "baselines": {"mE5": lower}, "reasons": ["warning: few rows", said]}
+    lines = sealed.table(sealed.record_of({**decision, "sweep": "small-1", "verdict": "promote"})).splitlines()
+    assert lines[0] == "|  | tatoeba, accuracy | sts, spearman |"
+    assert lines[2:] == [
+        "| the start, untrained | 0.500 | 0.500 |",
+        "| mE5 | 0.500 | 0.500 |",
+        "| the student | 0.900 | 0.800 |",
+        "",
+        f"* {said}",
+    ]
+
+
+@pytest.mark.parametrize("figures", [ladder.FIGURES])
+def test_the_page_shows_the_record(figures):
+    assert figures.is_shown()
 
 
 def test_rows_are_read_as_they_were_written_and_each_is_one_file(tmp_path):
