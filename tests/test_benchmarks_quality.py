@@ -41,7 +41,7 @@ def test_sealed_scores_stand_beside_those_of_a_model_to_buy():
     ]
 
 
-@pytest.mark.parametrize("figures", [ladder.FIGURES])
+@pytest.mark.parametrize("figures", [ladder.FIGURES, sealed.FIGURES])
 def test_the_page_shows_the_record(figures):
     assert figures.is_shown()
 
