@@ -162,7 +162,10 @@ def text(engine: str, pairs: int) -> tuple[int, float, int]:
 def in_sql(data: Data, folder: Path) -> int:
     """The pairs that DuckDB leaves. Keys come from a Python function over Arrow batches."""
     database = duckdb.connect(config={"threads": 1, "memory_limit": "300MB", "temp_directory": str(folder / "spill")})
-    key = lambda texts: pa.array([text_key(each.strip()) for each in texts.to_pylist()], pa.string())  # noqa: E731
+
+    def key(texts: pa.Array) -> pa.Array:
+        return pa.array([text_key(each.strip()) for each in texts.to_pylist()], pa.string())
+
     database.create_function("key", key, ["VARCHAR"], "VARCHAR", type="arrow")
     sets = [task.source for task in (*data.dev, *data.test) if isinstance(task, Bitext)]
     train, sealed = (

@@ -50,9 +50,7 @@ FIGURES = Figures("sealed", "docs/how-to/choose-a-student.md", "sealed", table)
 def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
     decision = json.load(sys.stdin)
     if not decision["test"]:
-        sys.exit(
-            f"{decision['sweep']}: {decision['verdict']}, and no sealed scores: promoted before"
-        )
+        sys.exit(f"{decision['sweep']}: {decision['verdict']}, and no sealed scores: promoted before")
     FIGURES.keep(record_of(decision))
 
 

@@ -20,6 +20,7 @@ from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
 from babeltune.training.graded import GradedSteps, graded_loss, sizes_of
 from babeltune.training.trainer import train
 from collecting import Collect
+from corpora import bundled
 from every_method import GRADED
 
 CPU = torch.device("cpu")
@@ -89,6 +90,19 @@ def test_graded_pairs_with_a_text_of_an_evaluation_set_are_left_out_and_counted(
         prepare(read_sweep(tiny_file, assignments=[written]), tmp_path / "storage")
 
 
+def test_graded_pairs_with_a_text_of_held_out_rows_are_left_out(tiny_file, tmp_path):
+    """A row of the training text may be a graded pair, too; held out, it is a dev set."""
+    texts, graded = bundled(2000, "eng", "fra"), tmp_path / "graded.tsv"
+    rows = [f"{text}\tSomething else {number}.\t{number % 5}" for number, text in enumerate(texts["eng"])]
+    graded.write_text("\n".join(["sentence1\tsentence2\tscore", *rows]), encoding="utf-8")
+    written = f"data.graded=[{{name: mine, path: {graded}, language: eng}}]"
+    prepared = prepare(read_sweep(tiny_file, assignments=[written, "data.split={pairs: 20}"]), tmp_path / "storage")
+    heldout = {text for task in prepared.tasks if task.name == "heldout" for text in task.texts()}
+    assert heldout
+    assert not heldout & set(prepared.graded().pairs[:, 1].tolist())
+    assert prepared.counts["overlap"]["graded/mine"]["dev/heldout"] > 0
+
+
 @pytest.mark.parametrize("overlap", ["exact", "near"])
 def test_near_duplicates_of_an_evaluation_set_are_counted_or_left_out(tiny_file, tmp_path, overlap):
     graded = tmp_path / "graded.tsv"
@@ -113,6 +127,8 @@ def test_near_duplicates_of_an_evaluation_set_are_counted_or_left_out(tiny_file,
         (GRADED[1:], r"data.graded.0.*: reads what data.dev.1 reads; dev sets score trials"),
         ((GRADED[0], "data.graded=[{name: a, path: sts.tsv, language: eng, group: b}]"), "dev and test sets, which"),
         ((*GRADED, "method=bilingual_aligner", "parameters={}"), "the encoder is the frozen teacher"),
+        (("training.graded_weight=2",), "training.graded_weight: is of graded pairs, and data.graded lists none"),
+        (("parameters.training.graded_batch={choice: [8, 16]}",), "graded_batch: is of graded pairs"),
         ((GRADED[0], "data.graded=[{name: a, path: none.tsv, language: eng}]"), "none.tsv"),
     ],
 )

@@ -133,7 +133,7 @@ def about_disk(report: PlanReport, machine: Machine | None) -> Iterator[str]:
     """A sweep that the disk of its storage has no room for."""
     if report.estimate is None or machine is None or machine.storage is None:
         return
-    most, free = report.estimate.disk_bytes, free_bytes(machine.storage)
-    if most > free:
+    up_to, free = report.estimate.disk_bytes, free_bytes(machine.storage)
+    if up_to > free:
         todo = "`babeltune clean` frees space, and `keep: {trials: 3, optimizer: false}` in the sweep file needs less"
-        yield f"the sweep takes up to {size(most)} on the disk, and {machine.storage} has {size(free)} left: {todo}"
+        yield f"the sweep takes up to {size(up_to)} on the disk, and {machine.storage} has {size(free)} left: {todo}"

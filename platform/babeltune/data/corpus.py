@@ -119,7 +119,7 @@ def build_corpus(
     if not blocks:
         raise DataError(f"no pairs are left to train on; {words_of(cleaning.counts)}")
     train, kept_back = split(blocks, cleaning)
-    graded_blocks = {name: cleaning.clean_graded(name, rows) for name, rows in labelled("graded", graded)}
+    graded_blocks = clean_graded_sets(graded, kept_back, cleaning)
     read |= {name: block.whole for name, block in graded_blocks.items()}
     for name, sets in cleaning.near.items():
         rows_kept = [block.rows for block in train if block.source.name == name]
@@ -176,6 +176,16 @@ def clean_sources(data: Data, read: Mapping[str, Rows], cleaning: Cleaning, tell
             done += len(rows)
             tell(done, of)
     return blocks
+
+
+def clean_graded_sets(
+    graded: Sequence[EvalRows], kept_back: Sequence[Block], cleaning: Cleaning
+) -> dict[str, GradedBlock]:
+    """The graded pairs of every set that may train, by its name. Rows that are held out are a dev set to them."""
+    if cleaning.data.split is not None:
+        keys = np.unique(np.concatenate([block.keys for block in kept_back]))
+        cleaning.sealed = {**cleaning.sealed, f"dev/{HELDOUT}": keys}
+    return {name: cleaning.clean_graded(name, rows) for name, rows in labelled("graded", graded)}
 
 
 def check_corpus(corpus: Corpus) -> None:
@@ -238,7 +248,7 @@ class Cleaning:
 
     def clean(self, source: Source, rows: Rows) -> Iterator[Block]:
         """The source's pairs that are left after all steps, one block for each language pair."""
-        self.look_for_evaluation_text(source, rows)
+        self.begin(source, rows)
         steps = [self.max_characters, self.sides_differ, self.distinct, self.no_overlap, self.cap]
         if self.data.overlap == "near":
             steps.insert(-1, self.no_near_overlap)
@@ -247,7 +257,7 @@ class Cleaning:
             self.strangers = {language: rows.strangers[language] for language in judged}
             steps.insert(-1, self.language)
         for pair in self.pairs_of(source, rows):
-            yield self.left_after(steps, source, rows, pair)
+            yield self.cleaned(steps, source, rows, pair)
 
     def clean_graded(self, name: str, rows: EvalRows) -> GradedBlock:
         """The graded pairs of a set that may train: none with a text of a dev or test set. All is counted as of a
@@ -257,10 +267,10 @@ class Cleaning:
         sides = {"left": Texts.of(task.left), "right": Texts.of(task.right)}
         limited = Rows(columns=sides, ids=Texts.of([]), digest=rows.digest, dropped=rows.dropped)
         self.note_set(name, rows.digest, rows.dropped)
-        self.look_for_evaluation_text(source, limited)
+        self.begin(source, limited)
         steps = [self.max_characters, self.no_overlap]
         steps += [self.no_near_overlap] if self.data.overlap == "near" else []
-        block = self.left_after(steps, source, limited, ("left", "right"))
+        block = self.cleaned(steps, source, limited, ("left", "right"))
         self.count(source, "train", len(block.rows))
         left, right, grades = (
             tuple(side[row] for row in block.rows.tolist()) for side in (task.left, task.right, task.scores)
@@ -269,15 +279,15 @@ class Cleaning:
             raise DataError(f"{name}: no two pairs of different grades are left; {words_of({name: self.counts[name]})}")
         return GradedBlock(limited, block.rows, replace(task, left=left, right=right, scores=grades))
 
-    def look_for_evaluation_text(self, source: Source, rows: Rows) -> None:
-        """Finds the rows that are equal or near to a text of an eval set."""
+    def begin(self, source: Source, rows: Rows) -> None:
+        """Counts a source's rows, and finds those that are equal or near to a text of an eval set."""
         self.count(source, "rows", len(rows))
         self._find_equal(source, rows)
         self.overlap[source.name] = dict.fromkeys(self.sealed, 0)
         if self.find_near:
             self.near[source.name] = self.find_near(rows)
 
-    def left_after(
+    def cleaned(
         self, steps: Sequence[Callable[[Block], NDArray[np.bool_]]], source: Source, rows: Rows, pair: tuple[str, str]
     ) -> Block:
         """What the steps leave of a source's two columns, counted after each."""

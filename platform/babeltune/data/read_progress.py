@@ -5,6 +5,7 @@ The readers open files by `open_file` and count by `count`. Outside of `counting
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -67,7 +68,7 @@ def files_of(data: Data, root: Path) -> Iterator[Path]:
     """The files and folders that the data section names."""
     for source in data.train:
         yield from _of_source(source, root)
-    for task in (*data.dev, *data.test, *data.graded):
+    for task in itertools.chain(*data.sets.values()):
         yield from (root / path for _, path in task.files())
         for _, source in task.sources():
             yield from _of_source(source, root)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -26,7 +26,7 @@ from babeltune.errors import DataError, TrainingError
 from babeltune.evaluation import bitext, knn, mining_f1, probing, retrieval, sts
 from babeltune.evaluation.clustering import agreement
 from babeltune.evaluation.knn import Side
-from babeltune.evaluation.metric_names import BIAS, FACTS, POOLED, Scores, metrics_of
+from babeltune.evaluation.metric_names import BIAS, FACTS, POOLED, Scores, each_with_each, metrics_of
 from babeltune.method import Cut
 
 if TYPE_CHECKING:
@@ -123,14 +123,13 @@ def score_vectors(
     return scores
 
 
-def _sets_of_all_pairs(tasks: Sequence[IdTask]) -> set[str]:
-    """The bitexts of three languages and more, each with each: a language has a mean over the others there."""
+def _sets_of_all_pairs(tasks: Sequence[IdTask]) -> Collection[str]:
+    """The names of bitexts whose languages have means of their own."""
     pairs: dict[str, set[frozenset[str]]] = defaultdict(set)
     for task in tasks:
         if task.kind == "bitext":
             pairs[task.name].add(frozenset((*task.left_languages, *task.right_languages)))
-    counts = {name: len(frozenset().union(*of_set)) for name, of_set in pairs.items()}
-    return {name for name, count in counts.items() if count > 2 and len(pairs[name]) == math.comb(count, 2)}
+    return each_with_each(pairs)
 
 
 def evaluate_texts(

@@ -23,6 +23,7 @@ Those who show or check scores read it. It imports neither torch nor numpy.
 
 Vectors that are cut to their first numbers have the same metrics, `dim128/<prefix>/<task>/<metric>`."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 
@@ -65,6 +66,17 @@ FACTS = ("ari_sd", "v_measure_sd", BIAS)  # averaged like `METRICS`, and no obje
 def metrics_of(kind: str, k: int) -> tuple[str, ...]:
     """The `METRICS` of a kind of task, for a task with this `k`."""
     return tuple(f"recall_at_{k}" if metric == "recall_at_k" else metric for metric in METRICS[kind])
+
+
+def each_with_each(pairs: Mapping[str, set[frozenset[str]]]) -> dict[str, list[str]]:
+    """The languages of each set that has every two of three or more: a language has a mean over the others there.
+    `pairs`: the language pairs of each bitext."""
+    languages = {name: sorted(frozenset().union(*of_set)) for name, of_set in pairs.items()}
+    return {
+        name: codes
+        for name, codes in languages.items()
+        if len(codes) > 2 and len(pairs[name]) == math.comb(len(codes), 2)
+    }
 
 
 def each_once(scores: Mapping[str, float]) -> Scores:

@@ -132,7 +132,7 @@ def data_files(sweep: Sweep) -> Iterator[tuple[Key, str]]:
 
 def tasks(sweep: Sweep) -> Iterator[tuple[Key, Task]]:
     """Every dev and test task and all graded pairs, with their keys."""
-    for kind, sets in (("dev", sweep.data.dev), ("test", sweep.data.test), ("graded", sweep.data.graded)):
+    for kind, sets in sweep.data.sets.items():
         for index, task in enumerate(sets):
             yield ("data", kind, index), task
 

@@ -58,23 +58,22 @@ def data_problems(data: Data) -> Iterator[Problem]:
     for index, anchor in enumerate(anchors):
         if anchor not in spoken and (written := code_of(anchor)):
             yield ("data", "anchor_priority", index), f"{anchor!r} is no code of a language; write {written}"
-    sets = {"dev": data.dev, "test": data.test, "graded": data.graded}
-    for kind, tasks in sets.items():
+    for kind, tasks in data.sets.items():
         yield from repeated_tasks(kind, tasks)
         for index, task in enumerate(tasks):
             yield from task_problems(("data", kind, index), task, data)
-    yield from read_twice("test", sets, "dev", "trials are chosen by dev sets, so a test needs other text")
-    yield from read_twice("graded", sets, "dev", "dev sets score trials, so training needs other text")
-    yield from read_twice("graded", sets, "test", "a sealed test judges the model, so training needs other text")
+    yield from read_twice("test", data, "dev", "trials are chosen by dev sets, so a test needs other text")
+    yield from read_twice("graded", data, "dev", "dev sets score trials, so training needs other text")
+    yield from read_twice("graded", data, "test", "a sealed test judges the model, so training needs other text")
     for index, task in enumerate(data.graded):
         if task.group is not None:
             yield ("data", "graded", index, "group"), "is for dev and test sets, which have metrics; remove it"
 
 
-def read_twice(kind: str, sets: Mapping[str, Sequence[Task]], earlier: str, why: str) -> Iterator[Problem]:
+def read_twice(kind: str, data: Data, earlier: str, why: str) -> Iterator[Problem]:
     """Sets of a kind that read what one of an earlier kind reads."""
-    places = {_what_is_read(task): index for index, task in reversed(list(enumerate(sets[earlier])))}
-    for index, task in enumerate(sets[kind]):
+    places = {_what_is_read(task): index for index, task in reversed(list(enumerate(data.sets[earlier])))}
+    for index, task in enumerate(data.sets[kind]):
         if (same := places.get(_what_is_read(task))) is not None:
             yield ("data", kind, index), f"reads what data.{earlier}.{same} reads; {why}"
 

@@ -1,12 +1,11 @@
 """The goals of a sweep: the metrics that its dev sets give, its objectives among them, and the points to begin with."""
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from babeltune.errors import SpecError, nearest
-from babeltune.evaluation.metric_names import METRICS, PARAMETERS, POOLED, SPEED, metrics_of
+from babeltune.evaluation.metric_names import METRICS, PARAMETERS, POOLED, SPEED, each_with_each, metrics_of
 from babeltune.planning.languages import languages, source_pairs, task_languages
 from babeltune.planning.parameters import check_point, same
 from babeltune.planning.portfolio import portfolio_points, portfolios
@@ -124,10 +123,7 @@ def _languages_with_means(sweep: Sweep) -> Iterator[str]:
             pairs[task.name] |= set(map(frozenset, source_pairs(task.source, {}, sweep.data.anchor_priority)))
     if sweep.data.split is not None:
         pairs[HELDOUT] = set(map(frozenset, _heldout_pairs(sweep)))
-    for name, of_set in pairs.items():
-        codes = sorted(frozenset().union(*of_set))
-        if len(codes) > 2 and len(of_set) == math.comb(len(codes), 2):
-            yield from (f"{name}/{code}" for code in codes)
+    yield from (f"{name}/{code}" for name, codes in each_with_each(pairs).items() for code in codes)
 
 
 def task_metrics(task: Task, subset: str) -> list[str]:

@@ -21,6 +21,7 @@ from babeltune.schema.records import (
     Student,
     Sweep,
     Teacher,
+    Training,
     Transformer,
 )
 from babeltune.schema.search import Tpe
@@ -47,6 +48,7 @@ def problems(sweep: Sweep) -> Iterator[Problem]:
     yield from length_problems(sweep)
     yield from gate_problems(sweep)
     yield from average_problems(sweep)
+    yield from graded_weight_problems(sweep)
     yield from baseline_problems(sweep)
     metrics = [objective.metric for objective in sweep.objectives]
     yield from repeated(metrics, lambda index: ("objectives", index, "metric"))
@@ -128,6 +130,15 @@ def length_problems(sweep: Sweep) -> Iterator[Problem]:
         yield key_of(sweep, "training.compute"), words
     if sweep.budget.unit == "pairs" and sweep.training.rates is not None:
         yield ("training", "rates"), "nothing is counted in compute; set budget.unit to compute, or remove it"
+
+
+def graded_weight_problems(sweep: Sweep) -> Iterator[Problem]:
+    """Weight and batch of graded pairs, where there are none."""
+    for name in ("graded_weight", "graded_batch"):
+        key = f"training.{name}"
+        written = key in sweep.parameters or getattr(sweep.training, name) != getattr(Training, name)
+        if written and not sweep.data.graded:
+            yield key_of(sweep, key), "is of graded pairs, and data.graded lists none; add some, or remove it"
 
 
 def average_problems(sweep: Sweep) -> Iterator[Problem]:

@@ -97,8 +97,8 @@ def _looked_at(start: str, fetch: Callable[[str], str] | None) -> tuple[str, Sta
     shape = read_start(folder)
     now = pinned(name, folder)
     if digest is not None and now != start:
-        changed_words = f"{name!r} has the digest {split_pin(now)[1]}, and the file asks for {digest}"
-        raise SpecError(f"{changed_words}; write {now}, or leave the digest out")
+        mismatch = f"{name!r} has the digest {split_pin(now)[1]}, and the file asks for {digest}"
+        raise SpecError(f"{mismatch}; write {now}, or leave the digest out")
     return now, shape
 
 

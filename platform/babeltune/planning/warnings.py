@@ -321,8 +321,8 @@ def about_headers(sweep: Sweep) -> Iterator[str]:
     from babeltune.schema.languages import code_of, known_by
 
     data, root = sweep.data, data_root(sweep)
-    sets = (*data.dev, *data.test, *data.graded)
-    for source in [*data.train, *(task.source for task in sets if task.source is not None)]:
+    tasks = itertools.chain(*data.sets.values())
+    for source in [*data.train, *(task.source for task in tasks if task.source is not None)]:
         if source.header or source.columns is None or source.path is None or source.format not in ("tsv", "csv"):
             continue
         path, names = file_at(source.path, root), list(source.columns.values())
@@ -345,9 +345,11 @@ def about_memory(sweep: Sweep) -> Iterator[str]:
     searched = [name for name in sweep.parameters if name.startswith("student.")]
     students = [student_with(sweep, params) for params in combinations(sweep.parameters, searched, end=1)]
     size = max(student_parameters(student, sweep.teacher) or 0 for student in students)
-    most, memory = 16 * size, psutil.virtual_memory().total
-    if most > memory:
-        weighs = f"the largest student has {size / 1e6:,.0f} M weights, and training one takes {most / 2**30:,.0f} GiB"
+    adam_bytes, memory = 16 * size, psutil.virtual_memory().total
+    if adam_bytes > memory:
+        weighs = (
+            f"the largest student has {size / 1e6:,.0f} M weights, and training one takes {adam_bytes / 2**30:,.0f} GiB"
+        )
         has = f"this machine has {memory / 2**30:,.0f}: check student.layers, width, feed_forward and vocabulary"
         yield f"{weighs} a worker; {has}"
 

@@ -74,8 +74,8 @@ def judge(
         # k-means may take another way where two vectors differ in their last digit: it varies between seeds.
         tolerance = TOLERANCE + logged.get(f"{name}_sd", 0.0)
         if not name.endswith("_sd") and not abs(value - reproduced.get(name, math.inf)) <= tolerance:  # or it is NaN
-            again = f"{reproduced[name]:.4f}" if name in reproduced else "nothing"
-            broken.append(f"{name} was logged as {value:.4f} and the exported model gives {again}")
+            exported = f"{reproduced[name]:.4f}" if name in reproduced else "nothing"
+            broken.append(f"{name} was logged as {value:.4f} and the exported model gives {exported}")
     if broken:
         return "refuse", ("not reproduced by the exported folder: " + "; ".join(broken[:3]),)
     failed: list[str] = []

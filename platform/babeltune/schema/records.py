@@ -195,6 +195,11 @@ class Data(Strict):
     """Which training rows are removed because their text is in a dev or test set. `exact`: equal texts, without case,
     punctuation and blanks. `near`: near-duplicates too. Near-duplicates are counted in any case."""
 
+    @property
+    def sets(self) -> dict[str, tuple[Task, ...]]:
+        """The dev and test sets and the graded pairs, by their keys."""
+        return {"dev": self.dev, "test": self.test, "graded": self.graded}
+
     def against_teacher(self, kind: Literal["dev", "test"]) -> tuple[str, ...]:
         """The names of the dev or test sets whose right side the teacher encodes."""
         names = [task.name for task in (self.dev if kind == "dev" else self.test) if task.right_model == "teacher"]

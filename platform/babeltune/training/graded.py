@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from babeltune.method.contract import Graded
-from babeltune.training.sampler import local_sizes, lots
+from babeltune.training.sampler import local_sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from babeltune.method.distributed import ProcessGroup
 
 SCALE = 20.0  # of the cosines, as in sentence-transformers
-USE = 3  # what these lots are drawn for (`sampler.lots`)
+USE = 10  # keeps what is drawn here apart from other draws of the trial's seed
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,10 @@ class GradedSteps:
 
     def rows(self, step: int) -> NDArray[np.int64]:
         """The rows of a step, each once, of one set; a smaller set is whole."""
-        sets = self.pairs.pairs[:, 0]
-        chosen = sets[int(lots(self.seed, step, USE, np.zeros(1, np.int64))[0] * len(sets))]
+        sets, generator = self.pairs.pairs[:, 0], np.random.default_rng((self.seed, step, USE))
+        chosen = sets[generator.integers(len(sets))]
         first, end = np.searchsorted(sets, (chosen, chosen + 1))
-        drawn = lots(self.seed, step, USE, np.arange(first + 1, end + 1))
-        rows: NDArray[np.int64] = np.argsort(drawn, kind="stable")[: self.batch] + first
+        rows: NDArray[np.int64] = first + generator.choice(end - first, min(self.batch, end - first), replace=False)
         return rows
 
 
