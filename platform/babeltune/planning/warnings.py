@@ -104,7 +104,8 @@ def about_languages(sweep: Sweep) -> Iterator[str]:
     scored = dict.fromkeys(itertools.chain(*map(task_languages, (*sweep.data.dev, *sweep.data.test))))
     lacking = [language for language in scored if match(language, trained) is None]
     teacher_codes = itertools.chain(*(each.languages for each in sweep.teacher.encoders))
-    for code in dict.fromkeys([*trained, *scored, *teacher_codes]):
+    graded = itertools.chain(*map(task_languages, sweep.data.graded))
+    for code in dict.fromkeys([*trained, *scored, *graded, *teacher_codes]):
         if not meaning(code).known:
             written = code_of(code)
             todo = "it stands for a language of its own" + (f"; write {written}" if written else "")

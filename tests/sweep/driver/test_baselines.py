@@ -18,8 +18,10 @@ from babeltune.promotion.export import export_trial
 from babeltune.promotion.fresh_scorer import score
 from babeltune.promotion.promote import promote
 from babeltune.sweep.driver.baselines import bought_scores, score_baselines
+from babeltune.sweep.driver.run import submit
 from babeltune.sweep.state.folder import read_log
 from babeltune.sweep.state.leaderboard import leaderboard, winner
+from babeltune.sweep.state.log import log_of
 from babeltune.training.build import make_method, make_student
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -74,6 +76,16 @@ def test_a_baseline_is_a_row_that_is_scored_once_and_wins_nothing(copied, mine):
     assert len(said) == before_again
     score_baselines(replace(sweep, baselines=()), prepared, folder)
     assert folder.baselines() == before, "a baseline that the sweep names no more is no row"
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_finished_sweep_takes_a_baseline_over_without_training_again(copied, mine):
+    sweep, folder, cluster = copied
+    before, ended = folder.baselines(), log_of(folder.path).ended
+    with_one = replace(sweep, baselines=(str(mine),))
+    assert submit(with_one, cluster, into=folder.id).state() == "finished"
+    assert folder.baselines().keys() == {*before, "mine"}
+    assert log_of(folder.path).ended == ended
 
 
 @pytest.mark.long

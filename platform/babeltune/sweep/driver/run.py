@@ -109,8 +109,10 @@ def submit(
 
 
 def _is_done(folder: SweepFolder, sweep: Sweep) -> bool:
-    """Whether the sweep has all of its trials."""
-    return folder.state() == "finished" and folder.has_all_trials(sweep)
+    """Whether the sweep has all of its trials, and the models to buy are those that it was compared with."""
+    recorded = folder.read("sweep.json") or {}
+    same = recorded.get("baselines") == plain(sweep.baselines)
+    return same and folder.state() == "finished" and folder.has_all_trials(sweep)
 
 
 def _make(folder: SweepFolder, cluster: Cluster) -> None:
@@ -135,11 +137,11 @@ def _submit(
     watch: Callable[[SweepProgress], None] | None,
 ) -> SweepFolder:
     """`submit`, by the driver that has the folder and its lease."""
-    finished = folder.state() == "finished"
-    if not (finished and folder.read("sweep.json") == plain(sweep)):  # the sweep written last is the latest
+    done = _is_done(folder, sweep)
+    if not (done and folder.read("sweep.json") == plain(sweep)):  # the sweep written last is the latest
         folder.write("sweep.json", sweep)
     ended = log_of(folder.path).ended
-    if _is_done(folder, sweep):
+    if done:
         close_tracker(track(cluster.mlflow, folder, sweep.name, driver_sync.key_of), folder)  # what is not sent yet
         return folder
     progress = SweepProgress(sweep, folder, ended=ended, before=ended)
