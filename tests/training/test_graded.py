@@ -15,6 +15,7 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
+from babeltune.promotion.model_card import sources
 from babeltune.training.build import make_steps
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
 from babeltune.training.graded import GradedSteps, graded_loss, sizes_of
@@ -141,3 +142,7 @@ def test_each_writes_graded_sets_once_for_many_files(tiny_file):
     each = "data.graded=[{name: a, path: 'a/{language}.tsv', language: '{language}', each: {language: [eng, fra]}}]"
     sweep = read_sweep(tiny_file, assignments=[each])
     assert [(task.path, task.language) for task in sweep.data.graded] == [("a/eng.tsv", "eng"), ("a/fra.tsv", "fra")]
+
+
+def test_the_card_says_where_graded_pairs_are_from(tiny_file):
+    assert "| sts | sts.tsv of babeltune | CC0-1.0 |" in sources(read_sweep(tiny_file, assignments=GRADED))

@@ -228,10 +228,14 @@ def more_results(decision: Decision, facts: CardFacts) -> Iterator[str]:
         yield table("More metrics of the sealed test sets", test, _beside(decision))
 
 
+def trained_sources(sweep: Sweep) -> list[Source]:
+    """The sources of pairs, and those of graded pairs."""
+    return [*sweep.data.train, *(task.graded() for task in sweep.data.graded)]
+
+
 def sources(sweep: Sweep) -> list[str]:
     """Where the training text is from, and under which licence."""
-    graded = (task.graded() for task in sweep.data.graded)
-    cells = ((each.name, _origin(each, sweep), _licence(each, sweep)) for each in (*sweep.data.train, *graded))
+    cells = ((each.name, _origin(each, sweep), _licence(each, sweep)) for each in trained_sources(sweep))
     rows = (f"| {' | '.join(map(cell, row))} |" for row in cells)
     return ["## Training text", "", "| source | from | licence |", "|---|---|---|", *rows, ""]
 
@@ -319,8 +323,7 @@ def header(sweep: Sweep, trial: Trial, languages: Iterable[str], test: Scores) -
     """The header in YAML, between lines of three hyphens."""
     from huggingface_hub import ModelCardData
 
-    graded = (task.graded() for task in sweep.data.graded)
-    datasets = [source.dataset for source in (*sweep.data.train, *graded) if source.dataset and hub_id(source.dataset)]
+    datasets = [source.dataset for source in trained_sources(sweep) if source.dataset and hub_id(source.dataset)]
     data = ModelCardData(
         language=sorted({meaning(language).language for language in languages}),
         library_name="sentence-transformers",
