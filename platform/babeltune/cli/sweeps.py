@@ -272,6 +272,7 @@ def extend(
     as_json: Json = False,
 ) -> None:
     """Give a sweep more trials. It stays the same sweep, and learns from the trials that it has."""
+    from babeltune.sweep.state.log import log_of
     from babeltune.sweep.state.progress import is_driven
 
     submission = Submission(accept_changes, detach, insecure, over_quota)
@@ -280,7 +281,10 @@ def extend(
     before = folder.sweep().budget.trials
     if trials <= before:
         budget = f"sweep {folder.id} has a budget of {plural(before, 'trial')}"
-        raise SpecError(f"--trials {trials}: {budget}; give more than that")
+        missing = before - log_of(folder.path).ended
+        goes_on = f"; {plural(missing, 'trial')} of these {'is' if missing == 1 else 'are'} missing, and"
+        goes_on += f" `babeltune resume {folder.id}` goes on"
+        raise SpecError(f"--trials {trials}: {budget}; give more than that{goes_on if missing > 0 else ''}")
     if is_driven(folder):
         raise SweepError(running_words(folder.id, with_cluster(cluster), "budget", f"--trials {trials}", "extend"))
     run_sweep(recorded_sweep(folder, trials), cluster, submission, as_json=as_json, into=folder.id)
