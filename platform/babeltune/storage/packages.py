@@ -81,9 +81,15 @@ class Packages:
         `listed` has the objects below the key, and may have others, if the caller has just listed them."""
         key = key or self.key(folder)
         entries = self.store.entries(key) if listed is None else listed
-        if self.has_package(folder, key, entries):
-            return False
-        files = self.files_of(folder)
+        files, manifest_at = self.files_of(folder), manifest_key(key)
+        if manifest_at in entries:
+            if self.has_package(folder, key, entries):
+                return False
+            self.store.remove(manifest_at)
+        elif (sealed := self.store.read(manifest_at)) is not None:  # the listing was behind the write
+            if _files_in(sealed) == files:
+                return False
+            self.store.remove(manifest_at)
         of, sent, turn = sum(facts["bytes"] for facts in files.values()), 0, threading.Lock()
 
         def count(more: int) -> None:
@@ -95,11 +101,10 @@ class Packages:
         tell(0, of)
         manifest = document({"files": files})
         names = {name: f"{key}/{name}" for name in files}
-        self.store.remove(manifest_key(key))
         together(lambda name: self.store.upload(folder / name, names[name], count), files)
         stored_keys = {at for at in entries if at.startswith(f"{key}/")}
-        together(self.store.remove, stored_keys - set(names.values()) - {manifest_key(key)})
-        self.store.write(manifest_key(key), manifest)
+        together(self.store.remove, stored_keys - set(names.values()) - {manifest_at})
+        self.store.write(manifest_at, manifest)
         return True
 
     def finish_package(self, key: str, draft: Path, files: Mapping[str, Mapping[str, Any]]) -> None:

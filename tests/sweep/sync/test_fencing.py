@@ -110,12 +110,29 @@ class Bucket:
     """A bucket in memory that compares ETags, which are digests of the content as S3's are."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
+    lag: int = 0  # changes that a listing does not show yet
+    changes: list[dict[str, Entry]] = field(default_factory=list)  # what there was after each of the last ones
+
+    def put(self, key: str, data: bytes) -> None:
+        self.objects[key] = data
+        self._changed()
+
+    def remove(self, key: str) -> None:
+        if self.objects.pop(key, None) is not None:
+            self._changed()
+
+    def _changed(self) -> None:
+        self.changes = [*self.changes[-self.lag :], {each: self.entry(each) for each in self.objects}] if self.lag else []
+
+    def listing(self, prefix: str) -> dict[str, Entry]:
+        shown = self.changes[0] if self.lag and self.changes else {each: self.entry(each) for each in self.objects}
+        return {key: entry for key, entry in shown.items() if key.startswith(f"{prefix}/")}
 
     def swap(self, key: str, data: bytes, expected: str | None) -> Entry | None:
         found = self.entry(key)
         if (found.version if found else None) != expected:
             return None
-        self.objects[key] = data
+        self.put(key, data)
         return self.entry(key)
 
     def entry(self, key: str) -> Entry | None:
@@ -146,22 +163,21 @@ class Connection:
         return self._asked(lambda: self._bucket.entry(key))
 
     def entries(self, prefix=""):
-        mine = [key for key in self._bucket.objects if key.startswith(f"{prefix}/")]
-        return self._asked(lambda: {key: self._bucket.entry(key) for key in mine})
+        return self._asked(lambda: self._bucket.listing(prefix))
 
     def read(self, key):
         return self._asked(lambda: self._bucket.objects.get(key))
 
     def write(self, key, data):
-        self._asked(lambda: self._bucket.objects.update({key: data}))
+        self._asked(lambda: self._bucket.put(key, data))
 
     def write_if(self, key, data, expected):
         if not self._fenced:
-            return self._asked(lambda: self._bucket.objects.update({key: data}) or self._bucket.entry(key))
+            return self._asked(lambda: self._bucket.put(key, data) or self._bucket.entry(key))
         return self._asked(lambda: self._bucket.swap(key, data, expected))
 
     def remove(self, key):
-        self._asked(lambda: self._bucket.objects.pop(key, None))
+        self._asked(lambda: self._bucket.remove(key))
 
     def upload(self, path, key, on_bytes=None):
         self.write(key, path.read_bytes())
@@ -440,6 +456,14 @@ class OnABucket(TwoDrivers):
             machine.made = len(read_reports(folder))
 
 
+class OnABucketThatListsLate(OnABucket):
+    """Its listings are some writes behind, as those of servers that only promise to show a write at some time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bucket.lag = 3
+
+
 class OnAFolder(TwoDrivers):
     """Both machines see one folder."""
 
@@ -500,7 +524,7 @@ def in_steps(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", [OnABucket, OnAFolder])
+@pytest.mark.parametrize("storage", [OnABucket, OnABucketThatListsLate, OnAFolder])
 def test_no_report_is_lost_whatever_happens_to_two_drivers(storage, in_steps):
     run_state_machine_as_test(storage, settings=FEW)
 
@@ -594,3 +618,14 @@ def test_trials_are_claimed_several_at_once_with_two_requests_each(open_trials):
         assert len(reports) == 2 * packages.AT_ONCE
         assert [unstamped(ObjectStore(store.uri).read(key))[1].token for key in reports] == [1] * len(reports)
         assert {store.requests[key] for key in reports} == {3}, "one more brings the record to this machine"
+
+
+def test_trials_that_a_listing_lacks_are_claimed_as_the_log_names_them(open_trials, monkeypatch):
+    sync, store = open_trials
+    log = [{"event": "propose", "number": number, "params": {}} for number in (3, 4)]
+    store.write(f"{SWEEP}/{LEDGER}", b"".join(json.dumps(line).encode() + b"\n" for line in log))
+    listing = store.entries
+    monkeypatch.setattr(store, "entries", lambda at="": {key: e for key, e in listing(at).items() if "t0003" not in key})
+    with sync:
+        claimed = [unstamped(ObjectStore(store.uri).read(f"{SWEEP}/trials/t{n:04d}/{REPORTS}"))[1] for n in (3, 4)]
+        assert [stamp and stamp.token for stamp in claimed] == [1, 1]

@@ -104,9 +104,10 @@ class LeasedFolder:
 
     def _claim(self, entries: dict[str, Entry], token: int) -> dict[str, Entry]:
         """Writes this driver's token into the records that decide results. Trials that ended get no more reports."""
-        trials = {key.split("/")[3] for key in entries if "/trials/" in key}
-        ended = {trial.name for trial in log_of(self._folder.path).trials.values() if trial.end is not None}
-        open_ones = sorted(trials - ended)
+        listed = {key.split("/")[3] for key in entries if "/trials/" in key}
+        logged = log_of(self._folder.path).trials.values()  # a listing may lack the latest trials
+        ended = {trial.name for trial in logged if trial.end is not None}
+        open_ones = sorted((listed | {trial.name for trial in logged}) - ended)
         keys = [f"{self._prefix}/{LEDGER}", *(f"{self._prefix}/trials/{name}/{REPORTS}" for name in open_ones)]
         claimed = together(lambda key: claim(self._mirror.store, key, token, entries.get(key)), keys)
         return dict(zip(keys, claimed, strict=True))
