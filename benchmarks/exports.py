@@ -89,7 +89,7 @@ def adapted(cluster: Cluster, place: Path) -> dict[str, Any]:
     trials = [each.name for each in leaderboard(folder) if each.name[1:].isdigit() and each.metrics]
     done = make_adapter(MODEL, f"{SWEEP}/{trials[1]}", place / "adapted", cluster, least=0.0)
     before, after = (sum(each[side] for each in done.recalls.values()) / len(done.recalls) for side in (0, 1))
-    return {"map": done.map, "index": done.index, "recall": [before, after], "kept": done.kept}
+    return {"map": done.map, "index": done.index, "recall": [before, after], "kept": done.share}
 
 
 def table(record: dict[str, Any]) -> str:

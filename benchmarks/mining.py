@@ -235,7 +235,7 @@ def mined_text(count: int, model: str | None) -> dict[str, Any]:
     reference = sum(known[sides[0][i]] == sides[1][j] for i, j in by_laser(x, y, K))
     right = sum(known.get(source) == target for source, target in rows)
     return {
-        "sentences": [done.source.kept, done.target.kept],
+        "sentences": [done.source.usable, done.target.usable],
         "seconds": seconds,
         "memory": own_peak(),
         "recall": right / len(known),

@@ -161,7 +161,7 @@ def anchor_losses(
     -log e^{s+} / sum e^{s-} = log phi, phi = sum e^{s- - s+}. Its gradient is that of phi / sg(phi), as the code has
     it, and its value can be watched."""
     some = left_out.negatives() > 0
-    a, b, left_out = a[some], b[some], replace(left_out, own=left_out.own[some])
+    a, b, left_out = a[some], b[some], replace(left_out, local=left_out.local[some])
     positive = (a * b).sum(1) / temperature
     beside = positive if positive_below else None
     log_sums, _ = tiled_cross_entropy(a, candidates, temperature=temperature, repeats=left_out, beside=beside)

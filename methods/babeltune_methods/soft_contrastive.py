@@ -94,7 +94,7 @@ class Config:
 class Side:
     """One language's unit vectors, this rank's and everybody's."""
 
-    own: Float[Tensor, "local dim"]
+    local: Float[Tensor, "local dim"]
     everyone: Float[Tensor, "global dim"]
     repeats: Duplicates | None
     """Set where repeated texts are dropped from denominators."""
@@ -131,11 +131,11 @@ def rows(a: Side, b: Side, w: Weights) -> tuple[Tensor, Tensor]:
 
     With the sides exchanged it is the proper column term: w symmetric before its softmax gives w(j, i)."""
     value, label_similarity = tiled_cross_entropy(
-        a.own, b.everyone, temperature=w.tau, labels=w.soft, label_rows=1.0, repeats=b.repeats
+        a.local, b.everyone, temperature=w.tau, labels=w.soft, label_rows=1.0, repeats=b.repeats
     )
     if w.soft is None:
-        on_diagonal = (a.own * b.own).sum() * (1 - len(b.everyone) * w.smoothing)
-        value = value - (on_diagonal + w.smoothing * (a.own @ b.everyone.sum(0)).sum()) / w.tau
+        on_diagonal = (a.local * b.local).sum() * (1 - len(b.everyone) * w.smoothing)
+        value = value - (on_diagonal + w.smoothing * (a.local @ b.everyone.sum(0)).sum()) / w.tau
     return value, label_similarity
 
 
@@ -144,19 +144,19 @@ def columns(a: Side, b: Side, w: Weights) -> Tensor:
     if w.soft is None or not w.as_printed:
         return rows(b, a, w)[0]
     return tiled_cross_entropy(
-        b.own, a.everyone, temperature=w.tau, labels=w.soft, row_weights=w.soft.column_sums, label_columns=1.0
+        b.local, a.everyone, temperature=w.tau, labels=w.soft, row_weights=w.soft.column_sums, label_columns=1.0
     )[0]
 
 
 def cross(s: Side, t: Side, w: Weights) -> tuple[Tensor, Tensor]:
     """N · L_cross = N · (L_row + L_col). Also sum_ij w(i, j) sim_g(i, j)."""
-    if w.soft is None or len(s.own) < len(s.everyone):
+    if w.soft is None or len(s.local) < len(s.everyone):
         row, label_similarity = rows(s, t, w)
         return row + columns(s, t, w), label_similarity
     ones = torch.ones_like(w.soft.own_log_z)  # one rank: one pass of tiles does for both directions
     both, label_similarity = tiled_cross_entropy(
-        s.own,
-        t.own,
+        s.local,
+        t.local,
         temperature=w.tau,
         labels=w.soft,
         row_weights=ones,

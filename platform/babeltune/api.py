@@ -405,7 +405,7 @@ def _cluster(file: str | Path | None) -> Cluster:
     cluster = read_cluster(None if file is None else str(file))
     if cluster.by_jobs:
         raise SpecError(
-            f"{cluster.named} takes jobs only; use the command line, or a cluster file with `address: auto` on its head"
+            f"{cluster.title} takes jobs only; use the command line, or a cluster file with `address: auto` on its head"
         )
     return cluster
 

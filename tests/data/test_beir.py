@@ -79,7 +79,7 @@ def test_a_folder_becomes_judged_queries_and_documents_with_their_titles(tmp_pat
     assert found.left == ("who sleeps", "qui court", "who sings"), "those that are judged, in the file's order"
     assert found.right == ("Birds sing.", "Les chiens courent.", "Cats They sleep a lot."), "by descending id"
     assert dict(zip(found.gold, found.scores, strict=True)) == {(0, 2): 2, (0, 0): 0, (1, 1): 1, (2, 0): 1}
-    assert (found.subset, found.k, found.mixed, found.own) == ("eng", 100, False, ())
+    assert (found.subset, found.k, found.mixed, found.own_documents) == ("eng", 100, False, ())
     assert tasks_from(json.loads(json.dumps([plain(found)]))) == (found,)
 
 
@@ -200,7 +200,7 @@ def test_a_document_of_the_querys_own_id_can_be_left_out(tmp_path):
     queries = [{"_id": "d2", "text": "birds", "language": "eng"}, *QUERIES]
     folder(tmp_path, queries=queries, judged=[*JUDGED, "d2\td1\t1"])
     (found,) = read(tmp_path, task(same_id="drop"))
-    assert (found.left, found.own) == (("birds", "who sleeps", "qui court", "who sings"), (0, -1, -1, -1))
+    assert (found.left, found.own_documents) == (("birds", "who sleeps", "qui court", "who sings"), (0, -1, -1, -1))
     assert found.right[0] == "Birds sing."
 
 
@@ -245,7 +245,12 @@ def test_each_text_of_a_bitext_is_one_query_or_document_and_equal_texts_are_rele
     (found,) = read(tmp_path, bitext(tmp_path, rows))
     assert (found.subset, found.left, found.right) == ("fra-eng", ("Salut", "Coucou", "Adieu"), ("Hi", "Hello", "Bye"))
     assert relevant(found) == {("Salut", "Hi"), ("Salut", "Hello"), ("Coucou", "Hi"), ("Adieu", "Bye")}
-    assert (found.left_languages, found.right_languages, found.mixed, found.own) == (("fra",), ("eng",), False, ())
+    assert (found.left_languages, found.right_languages, found.mixed, found.own_documents) == (
+        ("fra",),
+        ("eng",),
+        False,
+        (),
+    )
 
 
 def test_a_mixed_corpus_holds_all_languages_and_a_query_never_finds_itself(tmp_path):
@@ -256,7 +261,7 @@ def test_a_mixed_corpus_holds_all_languages_and_a_query_never_finds_itself(tmp_p
     assert fra.right == ("Hi", "Taxi", "Salut", "Taxi", "Hallo", "Taxi")
     assert fra.right_languages == ("eng", "eng", "fra", "fra", "deu", "deu")
     assert fra.gold == ((0, 0), (1, 1), (0, 4), (1, 5)), "the translations into the other languages"
-    assert fra.own == (2, 3)
+    assert fra.own_documents == (2, 3)
 
 
 def test_queries_and_documents_are_kept_out_of_training_and_near_ones_are_counted(tmp_path):

@@ -279,7 +279,7 @@ def test_a_real_encoder_loses_most_of_its_tokens_and_no_vector_changes(tiny_file
         ),
     )
     assert len(cut.word_embeddings) < len(full.word_embeddings) / 3
-    rows = torch.from_numpy(np.load(token_set(trial, prepared).kept))
+    rows = torch.from_numpy(np.load(token_set(trial, prepared).table_rows))
     assert torch.equal(cut.word_embeddings, full.word_embeddings[rows])
 
 

@@ -111,9 +111,9 @@ def test_a_query_that_is_a_document_too_never_finds_itself():
     vectors = np.eye(4, dtype=np.float32)[[0, 1, 0, 1, 2]] + np.float32(0.01)
     kept = search(vectors, (0, 1), (0, 1, 2, 3, 4), [(0, 2), (1, 3)], k=1)
     assert scored(vectors, kept)["recall_at_1"] == 0, "itself comes first"
-    alone = search(vectors, (0, 1), (0, 1, 2, 3, 4), [(0, 2), (1, 3)], k=1, own=(0, 1))
+    alone = search(vectors, (0, 1), (0, 1, 2, 3, 4), [(0, 2), (1, 3)], k=1, own_documents=(0, 1))
     assert scored(vectors, alone)["recall_at_1"] == scored(vectors, alone)["ndcg_at_10"] == 1
-    some = search(vectors, (0, 1), (0, 1, 2, 3, 4), [(0, 2), (1, 3)], k=1, own=(0, -1))
+    some = search(vectors, (0, 1), (0, 1, 2, 3, 4), [(0, 2), (1, 3)], k=1, own_documents=(0, -1))
     assert scored(vectors, some)["recall_at_1"] == 0.5
 
 
@@ -132,7 +132,7 @@ def test_vectors_of_the_language_alone_are_biased_and_vectors_of_meaning_are_not
 
     def bias(weight):
         rows = np.concatenate([meaning + weight * code for code in language]).astype(np.float32)
-        found = scored(rows, search(rows, both["left"], both["right"], both["gold"], own=both["own"], **more))
+        found = scored(rows, search(rows, both["left"], both["right"], both["gold"], own_documents=both["own"], **more))
         return found["same_language_bias"], found["ndcg_at_10"], found["eng/same_language_bias"]
 
     strong, weak = bias(50.0), bias(0.0)

@@ -97,7 +97,7 @@ def test_a_rank_with_some_rows_sees_all_columns_masks_and_its_own_candidates(own
     repeats = Duplicates(texts[before : before + own], texts, before)
     value, _ = tiled_cross_entropy(x, y, temperature=tau, repeats=repeats, beside=beside, tile=tile)
     value.backward()
-    same = repeats.own.unsqueeze(1) == texts
+    same = repeats.local.unsqueeze(1) == texts
     same[torch.arange(own), torch.arange(own) + before] = False
     long = [v.detach().double().requires_grad_() for v in (x, y, beside)]
     expected = plain(long[0], long[1], None, tau, 1.0, 1.0, None, 0, 0, same, long[2])
@@ -105,7 +105,7 @@ def test_a_rank_with_some_rows_sees_all_columns_masks_and_its_own_candidates(own
     assert value.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-5 / tau)
     for found, wanted in zip((x, y, beside), long, strict=True):
         torch.testing.assert_close(found.grad.double(), wanted.grad, rtol=1e-4, atol=3e-5 / tau)
-    assert repeats.count() == sum((texts == text).sum() > 1 for text in repeats.own)
+    assert repeats.count() == sum((texts == text).sum() > 1 for text in repeats.local)
     kept = [total - 1 - int(row.sum()) for row in same]
     assert repeats.negatives().tolist() == repeats.others(True).negatives().tolist() == kept
     assert repeats.others(False).negatives().tolist() == [total - 1] * own
@@ -125,7 +125,7 @@ def test_bf16_vectors_under_autocast_are_multiplied_in_fp32():
         value, _ = tiled_cross_entropy(x, y, temperature=0.005, labels=labels, label_rows=1.0, tile=8)
     value.backward()
     long = [v.detach().double().requires_grad_() for v in (x, y)]
-    expected = plain(*long, labels.own.double(), 0.005, 0.01, 1.0, None, 1.0, 0.0)
+    expected = plain(*long, labels.local.double(), 0.005, 0.01, 1.0, None, 1.0, 0.0)
     expected.backward()
     assert value.item() == pytest.approx(expected.item(), rel=1e-5)
     assert x.grad.dtype == torch.bfloat16

@@ -196,8 +196,8 @@ def test_the_readings_are_those_of_the_poster_and_of_the_code():
 
 def row_by_row(a, b, candidates, left_out, temperature, **settings):
     """The loss of each anchor alone."""
-    own = left_out.own.split(1)
-    parts = [dataclasses.replace(left_out, own=one) for one in own]
+    own = left_out.local.split(1)
+    parts = [dataclasses.replace(left_out, local=one) for one in own]
     rows = zip(a.split(1), b.split(1), parts, strict=True)
     return torch.stack([anchor_losses(*row, candidates, part, temperature, **settings) for *row, part in rows])
 

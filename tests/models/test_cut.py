@@ -133,7 +133,7 @@ def test_a_cut_and_trimmed_model_trains_and_its_export_has_its_vectors(tiny_file
     pooler = sum(weight.numel() for weight in whole[0].auto_model.pooler.parameters())
     untrimmed = sum(weight.numel() for weight in whole.parameters()) - pooler - 3 * layer
     assert report.metrics["model/parameters_untrimmed"] == untrimmed
-    size = make_plan(sweep).default.named
+    size = make_plan(sweep).default.named_size
     assert (size.whole, size.cut) == (untrimmed + 3 * layer, report.metrics["model/parameters"])
 
 

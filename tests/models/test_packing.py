@@ -46,7 +46,7 @@ def test_a_packing_lays_sentences_shortest_first_and_remembers_where_they_went()
     packing = pack(Tokens(torch.tensor([10, 11, 12, 20, 30, 31, 32]), torch.tensor([3, 1, 0, 3])))
     assert packing.ids.tolist() == [20, 10, 11, 12, 30, 31, 32]
     assert packing.positions.tolist() == [0, 0, 1, 2, 0, 1, 2]
-    assert packing.taken.tolist() == [3, 0, 1, 2, 4, 5, 6]
+    assert packing.token_index.tolist() == [3, 0, 1, 2, 4, 5, 6]
     assert packing.groups == ((1, 0), (1, 1), (2, 3))
     assert packing.rank.tolist() == [2, 1, 0, 3]
     assert packing.lengths.tolist() == [0, 1, 3, 3]
@@ -85,7 +85,7 @@ def test_a_packing_of_fixed_shape_gives_the_states_and_gradients_of_others(name,
     for given in (tokens, fixed):
         model.zero_grad()
         packing = pack(given)
-        states = torch.empty(len(given.ids), 32).index_copy(0, packing.taken, run_packed(model, packing, offset))
+        states = torch.empty(len(given.ids), 32).index_copy(0, packing.token_index, run_packed(model, packing, offset))
         states = states[: len(tokens.ids)]
         (states * torch.linspace(-1, 1, states.numel()).view_as(states)).sum().backward()
         found.append([states.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])

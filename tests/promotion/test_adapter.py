@@ -65,7 +65,7 @@ def test_the_folder_is_a_model_with_vectors_near_the_old_ones(models, copied_hom
     result = CliRunner().invoke(app, [*map(str, arguments)])
     assert result.exit_code == 0, result.output
     done = json.loads(result.stdout)
-    assert done["kept"] > 0.95
+    assert done["share"] > 0.95
     assert done["folder"] == str(out)
     assert "language:\n- en" in (out / "README.md").read_text(encoding="utf-8"), "the header of the new model"
     old, adapted = SentenceTransformer(str(models / "old")), SentenceTransformer(str(out))

@@ -111,7 +111,7 @@ def test_no_message_shows_a_password_of_the_address(tmp_path, monkeypatch):
     monkeypatch.setenv("PASSWORD", "hunter2")
     cluster = read_cluster(path)
     assert cluster.address == "http://me:hunter2@127.0.0.1:1"
-    assert cluster.named == "cluster 'lab' at http://…@127.0.0.1:1"
+    assert cluster.title == "cluster 'lab' at http://…@127.0.0.1:1"
     with pytest.raises(ClusterError, match="does not answer") as from_here:
         Jobs(cluster)
     with pytest.raises(SpecError, match="takes jobs only") as as_driver:

@@ -230,7 +230,7 @@ def cluster_of(file: str | None) -> Cluster:
     cluster = any_cluster(file)
     if cluster.by_jobs:
         raise SpecError(
-            f"{cluster.named} takes jobs only, and this command is none; run it on the "
+            f"{cluster.title} takes jobs only, and this command is none; run it on the "
             "cluster's head with a file that says `address: auto`"
         )
     return cluster

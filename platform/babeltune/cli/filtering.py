@@ -99,9 +99,9 @@ def filter_(
             translation,
         )
     warn(
-        f"{row.asked} target tokens were asked for and all that is left has {row.tokens}"
+        f"{row.limit} target tokens were asked for and all that is left has {row.tokens}"
         for row in report.subsets
-        if row.pairs == report.kept and row.tokens < row.asked
+        if row.pairs == report.ranked and row.tokens < row.limit
     )
     say(report, as_json, lambda: show(report))
 
@@ -125,12 +125,12 @@ def on_step(size: int, step: int, of: int, loss: float) -> None:
 def show(report: Filtered) -> None:
     """Prints what was dropped, and the subsets with the scores of their translation models."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in report.dropped.items())
-    out.print(f"{report.kept} of {report.pairs['read']} pairs are ranked; dropped: {reasons or 'none'}")
+    out.print(f"{report.ranked} of {report.pairs['read']} pairs are ranked; dropped: {reasons or 'none'}")
     results = report.translation.results if report.translation else ()
     measured = ("BLEU", "chrF") if results else ()
     table = plain_table("tokens asked", numbers=("tokens", "pairs", "lowest score", *measured))
     for place, row in enumerate(report.subsets):
         lowest = "–" if row.lowest_score is None else f"{row.lowest_score:.4f}"
         scores = [f"{results[place][name]:.2f}" for name in ("bleu", "chrf")] if results else []
-        table.add_row(str(row.asked), str(row.tokens), str(row.pairs), lowest, *scores)
+        table.add_row(str(row.limit), str(row.tokens), str(row.pairs), lowest, *scores)
     out.print(table)

@@ -82,7 +82,7 @@ class Head:
         self.cluster, self.file, self.where = cluster, file, with_cluster(file)
         self.jobs: Jobs = Jobs(cluster)
         if self.jobs.open:
-            danger = f"{cluster.named} wants no token: whoever reaches it can run programs there"
+            danger = f"{cluster.title} wants no token: whoever reaches it can run programs there"
             if insecure is False:
                 todo = "start it with RAY_AUTH_MODE=token, or pass --insecure to submit all the same"
                 raise ClusterError(f"{danger}; {todo}")

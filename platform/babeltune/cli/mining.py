@@ -184,7 +184,7 @@ def retrieve(
     warn(about_lines([(queries, done.queries), (candidates, done.candidates)]))
     warn(retrieval.warnings_about(done))
     right = f"precision at 1 {done.precision_at_1:.4f}, " if gold is not None else ""
-    say(done, as_json, lambda: say_out(f"{right}{plural(done.queries.kept, 'query', 'queries')} in {out_}"))
+    say(done, as_json, lambda: say_out(f"{right}{plural(done.queries.usable, 'query', 'queries')} in {out_}"))
 
 
 @app.command()

@@ -90,7 +90,7 @@ def show(result: InitResult) -> None:
     """Prints what `init` found and wrote, and the commands to give next."""
     lines: list[str] = []
     for file in result.files:
-        lines.append(f"{file.given}: {file.layout}; {plural(file.rows, 'row')}")
+        lines.append(f"{file.name}: {file.layout}; {plural(file.rows, 'row')}")
         medians = file.characters
         columns = (f"{code} in {name!r} (median {medians[code]} characters)" for code, name in file.columns.items())
         lines.append(f"  {', '.join(columns)}")

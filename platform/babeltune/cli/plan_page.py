@@ -140,7 +140,7 @@ def _detects_words(report: PlanReport, sweep: Sweep) -> str:
 
 def student_words(student: Student, report: PlanReport) -> str:
     """The default student in a few words."""
-    count, shape_of = report.default.student_parameters, report.default.named
+    count, shape_of = report.default.student_parameters, report.default.named_size
     if shape_of is not None:
         return f"{student.model}: {cut_words(student, shape_of)}"
     weights_words = f", about {weights(count)} weights" if count is not None else ""

@@ -178,7 +178,7 @@ class PauseTaken:
     sweep: str
     trial: int | None
     """The trial's number; None for the whole sweep."""
-    taken: bool
+    in_force: bool
     """Whether the sweep's ledger has it. A busy driver adds it later."""
 
 
@@ -217,7 +217,7 @@ def pause_or_continue(
     in_force = change(view, folder, event, facts, done, REQUEST_WAIT_S)
     audit(view, event, title.removeprefix("sweep "))
     words = f"{title} {'pauses' if pauses else 'goes on'}" if in_force else f"asked; the driver of {folder.id} is busy"
-    taken_by = PauseTaken(sweep=folder.id, trial=number, taken=in_force)
+    taken_by = PauseTaken(sweep=folder.id, trial=number, in_force=in_force)
     say(taken_by, as_json, lambda: out.print(words, highlight=False))
 
 

@@ -39,7 +39,7 @@ class Labelled:
     """The output of `rename`, `note` and `archive`."""
 
     sweep: str
-    taken: bool
+    in_force: bool
     """Whether the sweep's ledger has it. A busy driver adds it later."""
     labels: dict[str, str | bool]
 
@@ -115,7 +115,7 @@ def label(sweep: str, cluster: str | None, action: Action, subject: str, labels:
     elif (rest := folder.read("tracking.json") or {}).get("unsent_bytes"):
         again = f"babeltune resume {folder.id}{with_cluster(cluster)}"
         warn([f"MLflow has not taken it yet ({rest['trouble'] or 'it is busy'}); `{again}` sends the rest"])
-    say(Labelled(sweep=folder.id, taken=in_force, labels=labels), as_json, lambda: None)
+    say(Labelled(sweep=folder.id, in_force=in_force, labels=labels), as_json, lambda: None)
     return folder.id
 
 

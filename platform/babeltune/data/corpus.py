@@ -125,7 +125,7 @@ def build_corpus(
         rows_kept = [block.rows for block in train if block.source.name == name]
         rows_kept += [graded_blocks[name].rows] if name in graded_blocks else []
         cleaning.contamination.near(name, read[name], sets, rows_kept, index)
-    query_keys = {name: np.unique(sentence_keys(rows.asked())) for name, rows in evals.items() if rows.languages}
+    query_keys = {name: np.unique(sentence_keys(rows.queries())) for name, rows in evals.items() if rows.languages}
     cleaning.contamination.both({**sealed, **query_keys})
     if find:
         cleaning.contamination.close(index)

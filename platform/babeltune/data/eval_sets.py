@@ -49,7 +49,7 @@ class EvalRows:
     labels: Sequence[str] = ()  # clustering, transfer: of each row
     splits: Sequence[str] = ()  # transfer: of each row
     augmented: Mapping[str, Sequence[str]] = field(default_factory=dict)  # bitext: changed sentences by language
-    own: list[int] = field(default_factory=list)
+    own_documents: list[int] = field(default_factory=list)
     """Retrieval in a folder with `same_id: drop`: of each query, the document of its id, -1 if there is none."""
     gold: list[tuple[int, int]] = field(default_factory=list)
     """Mining: pairs of rows, of the first and the second language. Retrieval in a folder: queries and documents."""
@@ -57,7 +57,7 @@ class EvalRows:
     digest: str
     dropped: dict[str, int] = field(default_factory=dict)  # broken rows by reason, if the source drops these
 
-    def asked(self) -> Iterator[str]:
+    def queries(self) -> Iterator[str]:
         """The sentences that make the set: of a folder for retrieval the queries, as dev and test sets share documents;
         else all."""
         yield from self.columns["queries"] if self.languages else self.texts()
@@ -177,7 +177,7 @@ def read_retrieval(task: Retrieval, root: Path, longest: int) -> EvalRows:
         task=task,
         columns={"queries": judged.queries.texts, "documents": judged.documents.texts},
         languages={"queries": judged.queries.languages, "documents": judged.documents.languages},
-        own=judged.same_ids() if task.same_id == "drop" else [],
+        own_documents=judged.same_ids() if task.same_id == "drop" else [],
         gold=judged.pairs,
         grades=judged.grades,
         digest=judged.digest,
@@ -337,7 +337,7 @@ def judged_subset(task: Retrieval, rows: EvalRows, language: str) -> TextTask:
         right=tuple(rows.columns["documents"]),
         gold=tuple((places[query], document) for (query, document), _ in judged),
         scores=tuple(grade for _, grade in judged),
-        own=tuple(rows.own[row] for row in chosen) if rows.own else (),
+        own_documents=tuple(rows.own_documents[row] for row in chosen) if rows.own_documents else (),
         left_languages=(language,),
         right_languages=tuple(rows.languages["documents"]) if task.languages else (language,),
         mixed=bool(task.languages),
@@ -366,7 +366,7 @@ def translations_subset(
         left=tuple(queries),
         right=tuple(text for _, text in distinct),
         gold=tuple(pairs),
-        own=tuple(documents[language, text] for text in queries) if language in among else (),
+        own_documents=tuple(documents[language, text] for text in queries) if language in among else (),
         left_languages=(language,),
         right_languages=tuple(other for other, _ in distinct) if len(among) > 1 else (among[0],),
         mixed=task.corpus == "mixed",

@@ -60,7 +60,7 @@ class EvalTask(Generic[Text]):
     right_languages: tuple[str, ...] = ("",)
     group: str = ""
     k: int = 4  # neighbours of the margin. Retrieval: documents in which recall looks.
-    own: tuple[int, ...] = ()
+    own_documents: tuple[int, ...] = ()
     """Retrieval: of each query, the document that is the query itself, which is never found, -1 if there is none;
     empty if no query has one."""
     mixed: bool = False  # retrieval: whether documents are in several languages
@@ -166,7 +166,7 @@ class TokenSet:
     special: tuple[int, ...] = ()  # the special tokens' ids
     vectors: dict[str, str] = field(default_factory=dict)
     """Files of the vectors that a student begins with, by `student.token_vectors`: fp32 [vocabulary, teacher_dim]."""
-    kept: str | None = None
+    table_rows: str | None = None
     """File of the old ids of a trimmed tokenizer's tokens, int64 [vocabulary]. None if it is whole."""
     untrimmed: int = 0  # tokens before `student.trim`; 0 without it
     words: str | None = None

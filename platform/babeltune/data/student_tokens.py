@@ -117,7 +117,7 @@ class StudentTokens:
             mask=tokenizer.mask_token_id,
             special=tuple(sorted(tokenizer.all_special_ids)),
             words=str(spans / "spans.npy") if spans else None,
-            kept=None if kept_ids is None else str(kept_ids),
+            table_rows=None if kept_ids is None else str(kept_ids),
             untrimmed=untrimmed,
         )
 

@@ -298,11 +298,11 @@ def _retrieval(task: IdTask, lookup: Lookup) -> Scores:
 def _ranked(task: IdTask, lookup: Lookup, depth: int) -> NDArray[np.int64]:
     """[queries, depth] the nearest documents of each query, best first, without the query itself."""
     rows = np.searchsorted(lookup.ids, np.asarray(task.right, np.int64))
-    nearest = knn.nearest(lookup.rows(task.left), lookup.vectors, rows, depth + bool(task.own))
+    nearest = knn.nearest(lookup.rows(task.left), lookup.vectors, rows, depth + bool(task.own_documents))
     index: NDArray[np.int64] = nearest.index.numpy()
-    if not task.own:
+    if not task.own_documents:
         return index
-    itself = index == np.asarray(task.own)[:, None]
+    itself = index == np.asarray(task.own_documents)[:, None]
     last = np.argsort(itself, axis=1, kind="stable")  # the others keep their order
     return np.take_along_axis(index, last, axis=1)[:, : index.shape[1] - 1]
 

@@ -34,7 +34,7 @@ def occurrences(texts: Int[Tensor, "*shape"], among: Int[Tensor, "candidates"]) 
 class Duplicates:
     """Which candidates are left out of a row's denominator: those with the text of its own positive."""
 
-    own: Int[Tensor, "local *several"]
+    local: Int[Tensor, "local *several"]
     """Text ids of this rank's positives; with several a row, candidates with any of them are left out."""
     everyone: Int[Tensor, "global"]
     """Text ids of all candidates."""
@@ -47,22 +47,22 @@ class Duplicates:
         """Leaves out each row's positive, which the loss counts apart, and (`masked`) its repeats."""
         if masked:
             return replace(self, positives=True)
-        places = torch.arange(len(self.everyone), device=self.own.device)
-        return Duplicates(places[self.offset : self.offset + len(self.own)], places, self.offset, positives=True)
+        places = torch.arange(len(self.everyone), device=self.local.device)
+        return Duplicates(places[self.offset : self.offset + len(self.local)], places, self.offset, positives=True)
 
     def count(self) -> Int[Tensor, ""]:
         """How many own positives have the text of another candidate."""
-        return torch.sum(occurrences(self.own, self.everyone) > 1)
+        return torch.sum(occurrences(self.local, self.everyone) > 1)
 
     def negatives(self) -> Int[Tensor, "local"]:
         """How many candidates each row keeps, its positive apart."""
-        texts = self.own.unsqueeze(-1).flatten(1).sort(1).values  # [local, several]
+        texts = self.local.unsqueeze(-1).flatten(1).sort(1).values  # [local, several]
         times = occurrences(texts, self.everyone)
         times[:, 1:].masked_fill_(texts[:, 1:] == texts[:, :-1], 0)  # the same text twice drops its candidates once
         return len(self.everyone) - times.sum(1)
 
     def drop(self, similarities: Tensor, i: slice, j: slice) -> None:
-        same = self.own[i].unsqueeze(-1) == self.everyone[j]
+        same = self.local[i].unsqueeze(-1) == self.everyone[j]
         same = same if same.ndim == 2 else same.any(1)
         if not self.positives:
             same.diagonal(self.offset + i.start - j.start).fill_(False)
@@ -93,27 +93,27 @@ def of_both_sides(first: Duplicates, second: Duplicates, masked: bool) -> Duplic
     """The candidates that a row leaves out if both sides are candidates, the first side's before the second's. These
     are its own pair and, if `masked`, the repeats of its two texts."""
     sides = [side.others(masked) for side in (first, second)]
-    keys = torch.stack([side.own for side in sides], dim=1)
+    keys = torch.stack([side.local for side in sides], dim=1)
     return Duplicates(keys, torch.cat([side.everyone for side in sides]), first.offset, positives=True)
 
 
 def negative_shares(
     repeated: Int[Tensor, ""],
     positives: int,
-    kept: Sequence[Int[Tensor, "local"]],
+    negatives: Sequence[Int[Tensor, "local"]],
     available: Sequence[Int[Tensor, "local"] | int],
     gather: Gather,
 ) -> dict[str, Tensor]:
     """This rank's shares of three diagnostics of a contrastive loss.
 
-    `kept` are the numbers of negatives of the rows, one tensor for each direction, and `available` those of the
+    `negatives` are the numbers of negatives of the rows, one tensor for each direction, and `available` those of the
     candidates that there were, the row's own positive apart.
 
     `duplicates` is the part of the global batch's `positives` that are `repeated`: another candidate has their text.
     `negatives_least` is the least that any row keeps. `filtered` is the part of all available candidates that their
     rows leave out, for whatever reason: repeats of the pair's texts, the pre-filter, or the draw of equal M."""
-    offered = [torch.zeros_like(rows) + count for rows, count in zip(kept, available, strict=True)]
-    counts = gather(torch.stack([*kept, *offered], dim=1)).reshape(-1, 2, len(kept))
+    offered = [torch.zeros_like(rows) + count for rows, count in zip(negatives, available, strict=True)]
+    counts = gather(torch.stack([*negatives, *offered], dim=1)).reshape(-1, 2, len(negatives))
     remaining, whole = counts.sum((0, 2))
     shares = {"negatives_least": counts[:, 0].min(), "filtered": (whole - remaining) / whole.clamp(min=1)}
     return {"duplicates": repeated / positives, **{name: value / gather.world for name, value in shares.items()}}

@@ -82,7 +82,7 @@ def _add(tile: Tensor, rows: _LogSums | None, i: slice, columns: _LogSums | None
 class Labels:
     """Soft labels w_ij = softmax_j(a_i·a_j / tau') of this rank's rows i among all ranks' j, never written out."""
 
-    own: Float[Tensor, "local dim"]
+    local: Float[Tensor, "local dim"]
     """The rows a_i of this rank."""
     everyone: Float[Tensor, "global dim"]
     own_log_z: Float[Tensor, "local"]
@@ -98,15 +98,15 @@ class Labels:
 
     def similarities(self, i: slice, j: slice) -> Tensor:
         """A tile of a_i·a_j / tau'."""
-        return product(self.own[i], self.everyone[j].T).div_(self.temperature)
+        return product(self.local[i], self.everyone[j].T).div_(self.temperature)
 
     @cached_property
     @torch.no_grad()
     def column_sums(self) -> Float[Tensor, "local"]:
         """sum_i w_ij of this rank's columns j: one on average, and only there."""
         sums = torch.zeros_like(self.own_log_z)
-        with torch.autocast(self.own.device.type, enabled=False):
-            for j in _spans(len(self.own), self.tile):
+        with torch.autocast(self.local.device.type, enabled=False):
+            for j in _spans(len(self.local), self.tile):
                 for i in _spans(len(self.everyone), self.tile):
                     sums[j] += self.similarities(j, i).sub_(self.log_z[i]).exp_().sum(1)
         return sums
@@ -196,7 +196,7 @@ class Formula:
 
     def label_tiles(self) -> Iterator[tuple[Side, Side, slice, slice, Tensor | None, Tensor | None]]:
         """Every tile of S once, or of its transpose, with the tile a_i·a_j / tau' that fits, and its exponentials."""
-        alone = self.labels is not None and len(self.labels.own) == len(self.labels.everyone)
+        alone = self.labels is not None and len(self.labels.local) == len(self.labels.everyone)
         for i in _spans(len(self.rows.vectors), self.tile):
             for j in _spans(len(self.columns.vectors), self.tile):
                 if alone and j.start < i.start:

@@ -24,12 +24,12 @@ class Views:
 
     def __init__(self, encode: Encode) -> None:
         self.encode = encode
-        self.given: dict[int, tuple[Tokens, list[Tensor]]] = {}
+        self.of_tokens: dict[int, tuple[Tokens, list[Tensor]]] = {}
         """Views by the identity of the tokens. The tokens are kept, so that no other object gets their identity."""
 
     def of(self, requests: Sequence[tuple[Tokens, int]]) -> list[Float[Tensor, "sentences dim"]]:
         """The view of each side with this number, from 0; those that are new come from one packed forward pass."""
-        entries = [self.given.setdefault(id(side), (side, []))[1] for side, _ in requests]
+        entries = [self.of_tokens.setdefault(id(side), (side, []))[1] for side, _ in requests]
         new = [place for place, (_, view) in enumerate(requests) if view >= len(entries[place])]
         if new:
             for place, vectors in zip(new, encode_together(self.encode, *(requests[i][0] for i in new)), strict=True):

@@ -45,8 +45,8 @@ def build_student(
         else:
             backbone = _from_hub(student, vocabulary.size)
             # Tokens first: the file is mapped, so what is cut away is never read, and layers are copied.
-            if vocabulary.kept is not None:
-                keep_tokens(backbone, torch.from_numpy(vocabulary.kept), vocabulary.pad)
+            if vocabulary.table_rows is not None:
+                keep_tokens(backbone, torch.from_numpy(vocabulary.table_rows), vocabulary.pad)
             if student.keep_layers is not None:
                 backbone = keep_layers(backbone, student.keep_layers, student.model)
             dense = saved_dense(student, backbone.config)

@@ -93,8 +93,8 @@ class Encoder(nn.Module):
         packing = pack(tokens)
         if packing.most:
             return self._run(packing, layers).float()
-        place = torch.empty_like(packing.taken)
-        place[packing.taken] = torch.arange(len(place), device=place.device)
+        place = torch.empty_like(packing.token_index)
+        place[packing.token_index] = torch.arange(len(place), device=place.device)
         return self._run(packing, layers)[place].float()
 
     def _pooled(self, tokens: Tokens) -> Float[Tensor, "sentences width"]:

@@ -40,7 +40,7 @@ class Packing:
 
     ids: Int[Tensor, "tokens"]  # token ids in that order
     positions: Int[Tensor, "tokens"]  # the position of each token in its sentence, from 0
-    taken: Int[Tensor, "tokens"]  # the index of each token in the batch
+    token_index: Int[Tensor, "tokens"]  # the index of each token in the batch
     rank: Int[Tensor, "sentences"]  # the new index of the i-th sentence of the batch
     lengths: Int[Tensor, "sentences"]  # in that order
     groups: tuple[tuple[int, int], ...]  # (sentences, length) of each distinct length; empty if shapes are fixed
@@ -187,7 +187,7 @@ def _by_place(query: Tensor, key: Tensor, value: Tensor, packing: Packing, optio
     grouped = q.shape[1] != k.shape[1]
     scaling, dropout = options.get("scaling"), options.get("dropout", 0.0)
     out = scaled_dot_product_attention(q, k, v, mask, dropout, scale=scaling, enable_gqa=grouped)
-    sentence = torch.searchsorted(packing.lengths.cumsum(0), packing.taken, right=True)
+    sentence = torch.searchsorted(packing.lengths.cumsum(0), packing.token_index, right=True)
     return out.transpose(1, 2).flatten(0, 1).index_select(0, sentence * most + packing.positions)
 
 

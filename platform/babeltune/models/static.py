@@ -246,8 +246,8 @@ def build_static(student: Student, vocabulary: Vocabulary, *, projection: int | 
         encoder = StaticEncoder(
             table, ngrams=ngrams, projection=layer, dropout=student.dropout, normalize=student.normalize
         )
-    if vocabulary.kept is not None:
-        encoder.keep(torch.from_numpy(vocabulary.kept))
+    if vocabulary.table_rows is not None:
+        encoder.keep(torch.from_numpy(vocabulary.table_rows))
     return encoder
 
 

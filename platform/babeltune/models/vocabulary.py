@@ -17,6 +17,6 @@ class Vocabulary:
 
     size: int
     pad: int  # the id of the token that fills a batch
-    kept: NDArray[np.int64] | None = None
+    table_rows: NDArray[np.int64] | None = None
     """[size] rows of a named model's token table that a trimmed tokenizer reads; None: all."""
     tokenizer: Tokenizer | None = None  # the tokenizer itself, for `student.ngrams`

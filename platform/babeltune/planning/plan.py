@@ -38,7 +38,7 @@ class Sampled:
     """None if compute says how long a trial is: a worker counts it when the trial begins."""
     student_parameters: int | None
     """About this many, without the method's own; None for a frozen encoder, and a model by name that is not cut."""
-    named: NamedSize | None = None
+    named_size: NamedSize | None = None
     """The size of a model by name that is cut and at hand."""
 
 
@@ -125,7 +125,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
     described = describe(sweep, corpus_size(sweep, corpus), samples)
     sizes = named_sizes(sweep, shown_trials(sweep, samples), corpus)
     default, *trials = (
-        dataclasses.replace(each, student_parameters=size.cut, named=size) if size else each
+        dataclasses.replace(each, student_parameters=size.cut, named_size=size) if size else each
         for each, size in zip((described.default, *described.trials), sizes, strict=True)
     )
     report = dataclasses.replace(

@@ -59,7 +59,7 @@ def named_sizes(sweep: Sweep, trials: Sequence[Trial], corpus: Corpus) -> list[N
         if tokenized not in vocabularies:
             vocabularies[tokenized] = _vocabulary(sweep, student, corpus)
         vocabulary = vocabularies[tokenized]
-        whole = weights(tokenized, replace(vocabulary, kept=None))
+        whole = weights(tokenized, replace(vocabulary, table_rows=None))
         cut = weights(student, vocabulary)
         full = not student.trim or vocabulary.size == limit_of(student) or len(corpus.texts) <= READ_TEXTS
         sizes[student] = NamedSize(whole, cut, None if full else READ_TEXTS)
@@ -80,4 +80,4 @@ def _vocabulary(sweep: Sweep, student: Student, corpus: Corpus) -> Vocabulary:
     read = [np.array(row.ids, np.int64) for row in backend.encode_batch_fast(texts, add_special_tokens=special)]
     counts = np.bincount(np.concatenate(read), minlength=len(tokenizer))
     cut, token_ids = trimmed(tokenizer, by_frequency(counts), limit_of(student))
-    return Vocabulary(len(token_ids), cut.pad_token_id, kept=token_ids)
+    return Vocabulary(len(token_ids), cut.pad_token_id, table_rows=token_ids)

@@ -106,7 +106,7 @@ def about_languages(sweep: Sweep) -> Iterator[str]:
     teacher_codes = itertools.chain(*(each.languages for each in sweep.teacher.encoders))
     graded = itertools.chain(*map(task_languages, sweep.data.graded))
     for code in dict.fromkeys([*trained, *scored, *graded, *teacher_codes]):
-        if not meaning(code).known:
+        if not meaning(code).is_language:
             written = code_of(code)
             todo = "it stands for a language of its own" + (f"; write {written}" if written else "")
             codes = "(with a script or region, as in zho_Hans or zho-CN, or without)"

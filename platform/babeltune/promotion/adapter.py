@@ -59,7 +59,7 @@ class Adapted:
     recalls: dict[str, tuple[float, float]]
     """Recall@10 of each `task/subset`: of the old model's queries, and of the new one's."""
 
-    kept: float
+    share: float
     """The share of the old model's mean recall that the new one has."""
 
 
@@ -94,8 +94,8 @@ def make_adapter(
         index, recalls = _recalls(tasks, encode_old, encode_adapted)
         expected, recall = np.mean(list(recalls.values()), axis=0)
         share = float(recall / expected) if expected else 0.0
-        done = Adapted(folder=str(out), sweep=sweep, map=layer.kind, index=index, recalls=recalls, kept=share)
-        if done.kept < least:
+        done = Adapted(folder=str(out), sweep=sweep, map=layer.kind, index=index, recalls=recalls, share=share)
+        if done.share < least:
             return replace(done, folder=None)
         for file, encode in ((SPACE, encode_old), (CANARY, encode_adapted)):
             write_canary(canary_by(in_language(encode)), draft / "model" / file)
@@ -191,7 +191,7 @@ def _card(done: Adapted, old: str, new: str) -> str:
 
 Encode queries with this model, and search the vectors of `{old}` (`space.json` has some of them).
 It is `{new}` with a linear layer ({done.map}).
-Recall@{NEIGHBOURS} of translations among {done.index:,} texts of {done.sweep}'s dev sets, {done.kept:.1%} of before:
+Recall@{NEIGHBOURS} of translations among {done.index:,} texts of {done.sweep}'s dev sets, {done.share:.1%} of before:
 
 | set | queries of the old model | of this model |
 |---|---|---|

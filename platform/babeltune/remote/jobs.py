@@ -103,7 +103,7 @@ class Jobs:
             self._client, self.version = job_client(cluster.address, token, REQUEST_TIMEOUT_S)
         if self.version.split(".")[:2] != ray.__version__.split(".")[:2]:
             raise ClusterError(
-                f"{self.cluster.named} runs Ray {self.version} and this machine {ray.__version__}; install "
+                f"{self.cluster.title} runs Ray {self.version} and this machine {ray.__version__}; install "
                 f"ray=={self.version} here, or {ray.__version__} there"
             )
 
@@ -113,13 +113,13 @@ class Jobs:
             status = status_without_token(self.cluster.address)
         except OSError as error:
             raise ClusterError(
-                f"{self.cluster.named} does not answer ({_shortly(error)}); start it, or check `address`"
+                f"{self.cluster.title} does not answer ({_shortly(error)}); start it, or check `address`"
             ) from error
         if status == HTTPStatus.NOT_FOUND:
-            raise ClusterError(f"{self.cluster.named} is no Ray dashboard: it has no /api/jobs; check `address`")
+            raise ClusterError(f"{self.cluster.title} is no Ray dashboard: it has no /api/jobs; check `address`")
         if status not in (HTTPStatus.OK, HTTPStatus.UNAUTHORIZED):
             raise ClusterError(
-                f"{self.cluster.named} answers with status {status}, which does not say whether it wants a "
+                f"{self.cluster.title} answers with status {status}, which does not say whether it wants a "
                 "token; try again, or check `address`"
             )
         return status == HTTPStatus.OK
@@ -131,15 +131,15 @@ class Jobs:
             yield
         except AuthenticationError as error:
             why = "wants a token" if NO_TOKEN in str(error) else "does not accept the token"
-            raise ClusterError(f"{self.cluster.named} {why}; {self.cluster.token_place}") from None
+            raise ClusterError(f"{self.cluster.title} {why}; {self.cluster.token_place}") from None
         except BabeltuneError:
             raise
         except OSError as error:
             raise AwayError(
-                f"{self.cluster.named} does not answer ({_shortly(error)}); start it, or check `address`"
+                f"{self.cluster.title} does not answer ({_shortly(error)}); start it, or check `address`"
             ) from None
         except RuntimeError as error:
-            raise ClusterError(f"{self.cluster.named}: {_shortly(error)}") from None
+            raise ClusterError(f"{self.cluster.title}: {_shortly(error)}") from None
 
     def all(self) -> list[Job]:
         """The jobs that were submitted, the oldest first."""
@@ -187,7 +187,7 @@ class Jobs:
                 return self._submit(f"{sweep}-{attempt}", arguments, files, sweep, plugins, variables or {}), True
             except _TakenError:
                 continue
-        raise ClusterError(f"{self.cluster.named} has refused {TRIES} ids for sweep {sweep}; try again in a moment")
+        raise ClusterError(f"{self.cluster.title} has refused {TRIES} ids for sweep {sweep}; try again in a moment")
 
     def submit_question(
         self, arguments: Sequence[str], files: Mapping[str, bytes], variables: Mapping[str, str] | None = None
@@ -203,7 +203,7 @@ class Jobs:
         while (state := self.get(job).state) == "PENDING":
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"{self.cluster.named} has not begun `babeltune {shlex.join(arguments)}` within "
+                    f"{self.cluster.title} has not begun `babeltune {shlex.join(arguments)}` within "
                     f"{BEGIN_TIMEOUT_S:g} s; its job {job} is {state} and is ended: see whether the head has room for "
                     "it"
                 )

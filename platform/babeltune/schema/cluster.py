@@ -197,7 +197,7 @@ class Cluster(Strict):
         return without_password(self.address)
 
     @property
-    def named(self) -> str:
+    def title(self) -> str:
         """Its name and address, for messages."""
         return f"cluster {self.name!r} at {self.place}"
 

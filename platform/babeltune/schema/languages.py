@@ -24,7 +24,7 @@ class Code(NamedTuple):
     """The language alone."""
     variety: str
     """The variety with script and region; the likely ones if the code has none."""
-    known: bool
+    is_language: bool
 
 
 @lru_cache(maxsize=4096)
@@ -36,12 +36,12 @@ def meaning(code: str) -> Code:
     try:
         tag = langcodes.Language.get(langcodes.standardize_tag(code, macro=True))
     except LanguageTagError:
-        return Code(code, code, known=False)
+        return Code(code, code, is_language=False)
     if tag.language is None or not tag.is_valid():
-        return Code(code, code, known=False)
+        return Code(code, code, is_language=False)
     language = SOUTHERN_PASHTO.get(tag.language, tag.language)
     full = tag.update_dict({"language": language, "script": WIDER.get(tag.script or "", tag.script)})
-    return Code(language, str(full.maximize()), known=True)
+    return Code(language, str(full.maximize()), is_language=True)
 
 
 def code_of(name: str) -> str | None:
@@ -50,7 +50,7 @@ def code_of(name: str) -> str | None:
     import langcodes
     from langcodes.tag_parser import LanguageTagError
 
-    if meaning(name).known:
+    if meaning(name).is_language:
         return None
     try:
         country = langcodes.Language.get(f"und-{name}") if len(name) == 2 else None

@@ -65,21 +65,21 @@ class ObjectStore:
     def entries(self, prefix: str = "") -> dict[str, Entry]:
         """The objects below a key; `ObjectStoreError` for one whose name would leave its folder."""
         place = self._place(prefix) if prefix else self._root
-        listing: dict[str, Any] = self._found("listed", lambda: self._fs.find(place, detail=True)) or {}
+        listing: dict[str, Any] = self._if_there("listed", lambda: self._fs.find(place, detail=True)) or {}
         names = {name[len(self._root) + 1 :]: info for name, info in listing.items() if not name.endswith("/")}
         return {inside(name): _entry(info) for name, info in names.items()}
 
     def folders(self, prefix: str) -> list[str]:
         """The names of the folders right below a key."""
         place = self._place(prefix)
-        listing: list[dict[str, Any]] = self._found("listed", lambda: self._fs.ls(place, detail=True)) or []
+        listing: list[dict[str, Any]] = self._if_there("listed", lambda: self._fs.ls(place, detail=True)) or []
         folders = [each["name"].rstrip("/") for each in listing if each["type"] == "directory"]
         return sorted(inside(name[len(place) + 1 :]) for name in folders)
 
     def entry(self, key: str) -> Entry | None:
         """Size, version and time of the object, or None if it does not exist."""
         place = self._place(key)
-        return self._found(f"asked for {key}", lambda: _info(self._fs, place))
+        return self._if_there(f"asked for {key}", lambda: _info(self._fs, place))
 
     def now(self) -> float | None:
         """The time by the store's own clock, which dates its objects."""
@@ -95,7 +95,7 @@ class ObjectStore:
         """The object, from this byte on; None if there is none."""
         place = self._place(key)
         whole = {"max_concurrency": 1} if self._protocol in S3 else {}  # s3fs else asks for the size before
-        data: bytes | None = self._found(f"read at {key}", lambda: self._fs.cat_file(place, start=start, **whole))
+        data: bytes | None = self._if_there(f"read at {key}", lambda: self._fs.cat_file(place, start=start, **whole))
         return data
 
     def download(self, key: str, path: Path) -> None:
@@ -111,7 +111,7 @@ class ObjectStore:
             with self._fs.open(place, "rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
 
-        return self._found(f"read at {key}", read)
+        return self._if_there(f"read at {key}", read)
 
     def write(self, key: str, data: bytes) -> None:
         place = self._place(key)
@@ -184,12 +184,12 @@ class ObjectStore:
     def remove(self, key: str) -> None:
         """Nothing happens if there is no such object."""
         place = self._place(key)
-        self._found(f"changed at {key}", lambda: self._fs.rm_file(place))
+        self._if_there(f"changed at {key}", lambda: self._fs.rm_file(place))
 
     def remove_if(self, key: str, expected: str) -> bool:
         """Removes the object if it still has the expected version, as `write_if` writes it; whether it did."""
         place = self._place(key)
-        return bool(self._found(f"changed at {key}", lambda: self._removed(place, expected)))
+        return bool(self._if_there(f"changed at {key}", lambda: self._removed(place, expected)))
 
     def _removed(self, place: str, expected: str) -> bool:
         if not self.compares or self._protocol not in (*S3, *GCS):
@@ -213,7 +213,7 @@ class ObjectStore:
     def _place(self, key: str) -> str:
         return f"{self._root}/{inside(key)}"
 
-    def _found(self, action: str, request: Callable[[], Result]) -> Result | None:
+    def _if_there(self, action: str, request: Callable[[], Result]) -> Result | None:
         """The request's result; None if there is no such object."""
         with contextlib.suppress(FileNotFoundError):
             return self._tried(action, request)

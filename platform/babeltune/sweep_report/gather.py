@@ -88,7 +88,7 @@ def gather(folder: SweepFolder, *, unfinished: bool = False) -> SweepReport:
         description=sweep.description,
         methods=tuple(sorted(proposable_methods(sweep))),
         state=state_of(folder),
-        made=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+        made_at=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         objectives=sweep.objectives,
         standings=standings,
         winner=next(each for each in ours if each.row.name == best.name),

@@ -39,7 +39,7 @@ def document(report: SweepReport, most: int = MOST_ROWS) -> Document:
         verdict=verdict(report),
         facts=tuple(_facts(report)),
         sections=tuple(section for section in sections if section is not None),
-        footer=f"Made by babeltune on {report.made} UTC from the sweep's records.",
+        footer=f"Made by babeltune on {report.made_at} UTC from the sweep's records.",
     )
 
 

@@ -124,7 +124,7 @@ class SweepReport:
     description: str
     methods: tuple[str, ...]
     state: str
-    made: str  # when this report was made: UTC, such as `2026-01-31 12:00`
+    made_at: str  # when this report was made: UTC, such as `2026-01-31 12:00`
     objectives: tuple[Objective, ...]
     standings: tuple[Standing, ...]  # best first
     winner: Standing

@@ -55,7 +55,7 @@ def make_student(trial: Trial, prepared: Prepared, context: TrialContext | None 
         Vocabulary(
             tokens.vocabulary,
             tokens.pad,
-            kept=None if tokens.kept is None else np.load(tokens.kept),
+            table_rows=None if tokens.table_rows is None else np.load(tokens.table_rows),
             tokenizer=Tokenizer.from_file(f"{tokens.tokenizer}/tokenizer.json") if trial.student.ngrams else None,
         ),
         teacher_dim=prepared.teacher_dim,

@@ -87,6 +87,6 @@ def test_the_report_holds_what_is_known_when_a_translation_model_fails(trained, 
             Translation(Recipe(model="scratch"), str(tmp_path / "test.tsv")),
         )  # fmt: skip
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    assert [row["asked"] for row in report["subsets"]] == [4, 6, 20]
+    assert [row["limit"] for row in report["subsets"]] == [4, 6, 20]
     assert [row["loss"] for row in report["translation"]["results"]] == losses
-    assert report["kept"] == 4
+    assert report["ranked"] == 4

@@ -102,8 +102,8 @@ def test_subsets_are_the_longest_beginnings_that_fit(lengths, sizes):
 def test_a_subset_is_written_with_its_scores(tmp_path):
     ranked = Ranked(source=["a", "b"], target=["x y", "z"], scores=[1.25, 1.0])
     assert [asdict(subset) for subset in select.write_subsets(tmp_path, ranked, [1, 2])] == [
-        {"asked": 1, "file": "top-1.tsv", "pairs": 0, "tokens": 0, "lowest_score": None},
-        {"asked": 2, "file": "top-2.tsv", "pairs": 1, "tokens": 2, "lowest_score": 1.25},
+        {"limit": 1, "file": "top-1.tsv", "pairs": 0, "tokens": 0, "lowest_score": None},
+        {"limit": 2, "file": "top-2.tsv", "pairs": 1, "tokens": 2, "lowest_score": 1.25},
     ]
     broken = Ranked(source=["a\tb", "c"], target=["x\ny", "z\u2028z"], scores=[1.25, 1.0])
     (tmp_path / "broken").mkdir()

@@ -91,16 +91,16 @@ def test_filter_runs_from_noisy_pairs_to_bleu(encoder, sentences, tmp_path, monk
     assert dropped["repeated pair"] == 2
     assert dropped["column count"] == 1
     assert dropped["a side is in the test file"] >= 8  # four pairs, and the English ones of the test's sentences
-    assert sum(dropped.values()) + report["kept"] == report["pairs"]["read"] == 47
-    assert [row["asked"] for row in report["subsets"]] == [40, 100, 100_000]
+    assert sum(dropped.values()) + report["ranked"] == report["pairs"]["read"] == 47
+    assert [row["limit"] for row in report["subsets"]] == [40, 100, 100_000]
     texts = [(tmp_path / "made" / row["file"]).read_text(encoding="utf-8") for row in report["subsets"]]
     assert texts[1].startswith(texts[0])
     assert texts[2].startswith(texts[1])
-    assert texts[2].count("\n") == report["kept"]
+    assert texts[2].count("\n") == report["ranked"]
     scores = [float(line.split("\t")[0]) for line in texts[2].splitlines()]
     assert scores == sorted(scores, reverse=True)
     results = report["translation"]["results"]
-    assert [row["asked"] for row in results] == [40, 100, 100_000]
+    assert [row["limit"] for row in results] == [40, 100, 100_000]
     said = (tmp_path / "made" / "top-100" / "hypotheses.txt").read_text(encoding="utf-8").split("\n")[:-1]
     references = [[eng for _, eng in sentences[36:46]]]
     assert results[1]["bleu"] == sacrebleu.corpus_bleu(said, references).score

@@ -98,7 +98,7 @@ def test_broken_lines_are_counted_and_repeats_stand_once(tmp_path):
         found, counted = read_sentences(write(tmp_path / name, lines), tmp_path / "spill")
         assert found[:4] == ["one", "two with tabs", "three", "line two"]
         assert found[3] == "line two"
-        assert (counted.read, counted.kept, counted.repeated) == (100, 94, 1)
+        assert (counted.read, counted.usable, counted.repeated) == (100, 94, 1)
         assert (counted.empty, counted.broken) == (2, {"not UTF-8": 1, "zero byte": 1, "too long": 1})
         places = "2 empty (first line 4), 1 not UTF-8 (line 2), 1 zero byte (line 6), 1 too long (line 8)"
         assert counted.faults() == f"1 repeated, {places}"
@@ -166,7 +166,7 @@ def test_a_pipe_that_nobody_writes_is_said_and_then_read(tmp_path, monkeypatch, 
         finally:
             os.write(writer, b"Bonjour.\n")
             os.close(writer)
-        assert reading.result(PATIENCE_S)[1].kept == 1
+        assert reading.result(PATIENCE_S)[1].usable == 1
     os.close(reader)
 
 
@@ -236,7 +236,7 @@ def test_pairs_come_by_position_or_by_the_names_of_the_first_line(tmp_path):
         ("un", "one"), ("deux", "two"), *[("un", "uno")] * 31,
     ]  # fmt: skip
     assert len(pairs.source) == 2
-    assert (pairs.lines.read, pairs.lines.kept, pairs.lines.broken, pairs.lines.empty) == (
+    assert (pairs.lines.read, pairs.lines.usable, pairs.lines.broken, pairs.lines.empty) == (
         35, 33, {"column count": 1}, 1,
     )  # fmt: skip
     assert [len(read_pairs(path, tmp_path / "spill", columns).sources) for columns in (None, ("1", "2"))] == [33, 34]
@@ -593,7 +593,7 @@ def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, 
         more = {"progress": lambda *a: noted.append(a), "cluster": cluster}
         encoding = mine.Encoding(models=(model, model), storage=tmp_path / f"{name}.storage", **more)
         done = mine.mine(*given, tmp_path / name, settings, encoding)
-        assert noted[-1] == ("searching", done.source.kept * done.target.kept, noted[-1][2])
+        assert noted[-1] == ("searching", done.source.usable * done.target.usable, noted[-1][2])
         assert [what for what, _, _ in noted].count("searching") == 9
         return replace(done, out=""), (tmp_path / name).read_bytes()
 

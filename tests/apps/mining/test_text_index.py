@@ -91,7 +91,7 @@ def test_the_commands_read_packed_tables_and_count_a_text_once(command, models, 
     assert code == 0, words
     done = json.loads(said)
     assert (done["rows"], done["zero_vectors"], done["dim"]) == (52, 1, 24)
-    assert [each["kept"] for each in done["lines"]] == [51, 2]
+    assert [each["usable"] for each in done["lines"]] == [51, 2]
     assert "a zero vector, which has no cosine with any other: 1 text" in words
     first, second = command.document("search", out, "only here", "--top", "2")["texts"]
     assert (first["text"], first["file"]) == ("only here", str(tmp_path / "more.tsv"))

@@ -188,9 +188,9 @@ def test_a_draft_stays_while_a_resumed_sweep_may_build_it(folder, storage):
     draft = storage / "stores" / ".tokens-0123456789abcdef.unfinished"
     draft.mkdir()
     now = time.time()
-    leave_lease(folder, 0.0, beat=now, taken=now)
+    leave_lease(folder, 0.0, beat=now, taken_at=now)
     assert draft not in {removal.path for removal in removals(storage, older_s=NOW)}, "prepared.json is older"
-    leave_lease(folder, 0.0, beat=now, taken=now - 86_400.0)
+    leave_lease(folder, 0.0, beat=now, taken_at=now - 86_400.0)
     assert draft in {removal.path for removal in removals(storage, older_s=NOW)}
 
 

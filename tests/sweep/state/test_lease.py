@@ -168,9 +168,9 @@ def test_a_holder_that_renews_after_the_last_look_is_running_the_sweep(tmp_path)
     holder = far_lease(SweepFolder(tmp_path), expiry_s=2)
     swap = record.swap
 
-    def late(lease, expected, *, taken=False):
+    def late(lease, expected, *, takeover=False):
         far_lease(SweepFolder(tmp_path), session=holder.session, renewals=1)
-        return swap(lease, expected, taken=taken)
+        return swap(lease, expected, takeover=takeover)
 
     record.swap = late
     with pytest.raises(DrivenError, match="is being run on far, whose last heartbeat was"):

@@ -122,7 +122,9 @@ class Bucket:
             self._changed()
 
     def _changed(self) -> None:
-        self.changes = [*self.changes[-self.lag :], {each: self.entry(each) for each in self.objects}] if self.lag else []
+        self.changes = (
+            [*self.changes[-self.lag :], {each: self.entry(each) for each in self.objects}] if self.lag else []
+        )
 
     def listing(self, prefix: str) -> dict[str, Entry]:
         shown = self.changes[0] if self.lag and self.changes else {each: self.entry(each) for each in self.objects}
@@ -625,7 +627,9 @@ def test_trials_that_a_listing_lacks_are_claimed_as_the_log_names_them(open_tria
     log = [{"event": "propose", "number": number, "params": {}} for number in (3, 4)]
     store.write(f"{SWEEP}/{LEDGER}", b"".join(json.dumps(line).encode() + b"\n" for line in log))
     listing = store.entries
-    monkeypatch.setattr(store, "entries", lambda at="": {key: e for key, e in listing(at).items() if "t0003" not in key})
+    monkeypatch.setattr(
+        store, "entries", lambda at="": {key: e for key, e in listing(at).items() if "t0003" not in key}
+    )
     with sync:
         claimed = [unstamped(ObjectStore(store.uri).read(f"{SWEEP}/trials/t{n:04d}/{REPORTS}"))[1] for n in (3, 4)]
         assert [stamp and stamp.token for stamp in claimed] == [1, 1]

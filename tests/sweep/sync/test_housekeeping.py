@@ -413,7 +413,7 @@ ELSEWHERE = plain(Lease(host="elsewhere", machine="another", folder="/x", token=
 def leave_lease(view, folder, *, held_for=0.0, **more):
     """Puts the lease of a driver on another machine into the bucket, as it is at this moment."""
     beat = time.time() + more.pop("clock", 0.0)
-    lease = {**ELSEWHERE, "beat": beat, "taken": beat - held_for, **more}
+    lease = {**ELSEWHERE, "beat": beat, "taken_at": beat - held_for, **more}
     view.mirror.store.write(f"sweeps/{folder.id}/{OWNER}", json.dumps(lease).encode())
 
 

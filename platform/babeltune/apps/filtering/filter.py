@@ -48,7 +48,7 @@ class Translation:
 
     recipe: Recipe
     test: str  # the pairs that they are scored on. No sentence of them is in a subset.
-    on_step: OnStep = lambda asked, step, of, loss: None
+    on_step: OnStep = lambda limit, step, of, loss: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Filtered:
     dropped: dict[str, int]
     """Reason -> pairs."""
     source_languages: dict[str, int]
-    kept: int
+    ranked: int
     token: str = "what stands between blanks in the target"
     subsets: tuple[select.Subset, ...]
     translation: Judged | None = None
@@ -114,7 +114,7 @@ def filter_corpus(
         k=settings.k,
         dropped=dict(pairs.dropped),
         source_languages=languages,
-        kept=len(ranked.source),
+        ranked=len(ranked.source),
         subsets=tuple(subsets),
     )
     _write(out, report)
@@ -171,7 +171,7 @@ def translations(
     most = subsets[-1].pairs
     start = translate.starting_model(recipe, [*ranked.source[:most], *ranked.target[:most]], folder / "start")
     for row in subsets:
-        limit, count, place = row.asked, row.pairs, folder / f"top-{row.asked}"
+        limit, count, place = row.limit, row.pairs, folder / f"top-{row.limit}"
         if not count:
             raise DataError(f"no pair fits in {plural(limit, 'token')}, so there is nothing to train on; ask for more")
 
@@ -180,5 +180,5 @@ def translations(
 
         loss = translate.train(recipe, start, ranked.source[:count], ranked.target[:count], place, tell)
         scores = translate.score_model(recipe, place, test.source, test.target)
-        yield {"asked": limit, "model": place.name, "loss": loss, **scores}
+        yield {"limit": limit, "model": place.name, "loss": loss, **scores}
     shutil.rmtree(folder / "start", ignore_errors=True)

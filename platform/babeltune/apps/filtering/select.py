@@ -41,7 +41,7 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.source)
 
-    def kept(self, keep: Sequence[bool], reason: str) -> Pairs:
+    def only(self, keep: Sequence[bool], reason: str) -> Pairs:
         """The pairs that are kept, the others counted under the reason."""
         left_out = len(keep) - sum(keep)
         return Pairs(
@@ -78,7 +78,7 @@ def without_repetitions(pairs: Pairs) -> Pairs:
     """The first of equal pairs."""
     first: dict[tuple[str, str], int] = {}
     rows = zip(pairs.source, pairs.target, strict=True)
-    return pairs.kept([first.setdefault(pair, row) == row for row, pair in enumerate(rows)], "repeated pair")
+    return pairs.only([first.setdefault(pair, row) == row for row, pair in enumerate(rows)], "repeated pair")
 
 
 def without_test(pairs: Pairs, test: Pairs) -> Pairs:
@@ -86,7 +86,7 @@ def without_test(pairs: Pairs, test: Pairs) -> Pairs:
     test_keys = {text_key(text) for text in (*test.source, *test.target)}
     rows = zip(pairs.source, pairs.target, strict=True)
     keep = [not test_keys & {text_key(text) for text in pair} for pair in rows]
-    return pairs.kept(keep, "a side is in the test file")
+    return pairs.only(keep, "a side is in the test file")
 
 
 def checked_languages(languages: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -105,7 +105,7 @@ def without_english(pairs: Pairs, among: Sequence[str] | None) -> tuple[Pairs, d
     """The pairs whose source is not English, and how many sources were taken for which language, commonest first.
     `among`: the languages that a source can be in."""
     languages = language_id.likeliest(pairs.source, among)
-    without = pairs.kept([language != ENGLISH for language in languages], "English source")
+    without = pairs.only([language != ENGLISH for language in languages], "English source")
     return without, dict(Counter(languages).most_common())
 
 
@@ -131,7 +131,7 @@ def rank(pairs: Pairs, scores: NDArray[np.floating]) -> tuple[Ranked, Pairs]:
     """The pairs by score, and the pairs with those counted that have none (NaN)."""
     defined = ~np.isnan(scores)
     reason = "no margin: a zero vector, or no positive neighbourhood"
-    pairs, scores = pairs.kept(defined.tolist(), reason), scores[defined]
+    pairs, scores = pairs.only(defined.tolist(), reason), scores[defined]
     order = np.argsort(-scores, kind="stable").tolist()
     ranked = Ranked(
         source=[pairs.source[row] for row in order],
@@ -157,7 +157,7 @@ def subset(ranked: Ranked, tokens: int) -> tuple[int, int]:
 class Subset:
     """A file of the best pairs, as `report.json` describes it."""
 
-    asked: int
+    limit: int
     """Target tokens that it may have."""
     file: str
     pairs: int

@@ -44,7 +44,7 @@ def both_ways_by_ray(
     from babeltune.sweep.workers.nodes import cpus_there
     from babeltune.sweep.workers.tasks import NO_PROGRESS, fetched, first_of, kill
 
-    columns = (search.found.forward.shape[1], search.found.backward.shape[1])
+    columns = (search.candidates.forward.shape[1], search.candidates.backward.shape[1])
     remote = ray.remote(num_cpus=1, max_retries=2)(scan_block)
     most = AHEAD * cpus_there()
     left, right = map(list, sides)
@@ -61,9 +61,9 @@ def both_ways_by_ray(
         number = running.pop(ready[0])
         # A result in Ray's memory is read-only, which torch would warn of.
         candidates = Candidates(*(torch.from_numpy(part.copy()) for part in fetched(ready[0])))
-        search.found.add(candidates, search.grid[number])
+        search.candidates.add(candidates, search.grid[number])
         search.finish(number)
         progress(*search.cosines)
-    matches = settle(search.left, search.right, search.found, search.k, search.precision)
+    matches = settle(search.left, search.right, search.candidates, search.k, search.precision)
     search.remove()
     return matches

@@ -42,7 +42,7 @@ class ResumableSearch:
         self.left, self.right = (Rows(open_matrix(*side)) for side in sides)
         check(self.left, self.right, k)
         self.k, self.precision = k, precision
-        self.found = nothing(len(self.left), len(self.right), k, precision, both=both)
+        self.candidates = nothing(len(self.left), len(self.right), k, precision, both=both)
         self.grid = list(blocks(len(self.left), len(self.right), size))
         self.done = np.zeros(len(self.grid), bool)
         self._across = -(-len(self.right) // size[1])
@@ -81,7 +81,7 @@ class ResumableSearch:
         draft = draft_of(self._file)
         try:
             with draft.open("wb") as file:
-                np.savez(file, done=self.done, forward=self.found.forward, backward=self.found.backward)
+                np.savez(file, done=self.done, forward=self.candidates.forward, backward=self.candidates.backward)
             draft.replace(self._file)
         except OSError as error:
             draft.unlink(missing_ok=True)
@@ -94,7 +94,7 @@ class ResumableSearch:
         with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             with np.load(self._file) as file:
                 done, *sides = (file[name] for name in ("done", "forward", "backward"))
-            pairs = list(zip((self.found.forward, self.found.backward), sides, strict=True))
+            pairs = list(zip((self.candidates.forward, self.candidates.backward), sides, strict=True))
             if done.shape == self.done.shape and all(here.shape == stored.shape for here, stored in pairs):
                 for here, stored in pairs:
                     here.copy_(torch.from_numpy(stored))
@@ -110,7 +110,7 @@ def both_ways_resumable(search: ResumableSearch, progress: Count = uncounted) ->
     are computed again, on the CPU. A sentence that has more within its error than it keeps is searched once more in
     fp32. So the neighbours and their cosines are the same. If most vectors lie that close together, fp32 is faster."""
     scan_remaining(search, progress)
-    matches = settle(search.left, search.right, search.found, search.k, search.precision)
+    matches = settle(search.left, search.right, search.candidates, search.k, search.precision)
     search.remove()
     return matches
 
@@ -118,7 +118,7 @@ def both_ways_resumable(search: ResumableSearch, progress: Count = uncounted) ->
 def one_way_resumable(search: ResumableSearch, progress: Count = uncounted) -> Neighbours:
     """Nearest neighbours in one direction. Goes on from the blocks that the search has on disk."""
     scan_remaining(search, progress)
-    neighbours = settled(search.left, search.right, search.found.forward, search.k, search.precision)
+    neighbours = settled(search.left, search.right, search.candidates.forward, search.k, search.precision)
     search.remove()
     return neighbours
 
@@ -132,6 +132,8 @@ def scan_remaining(search: ResumableSearch, progress: Count = uncounted) -> None
         def tell(done: int, _: int, before: int = before, total: int = total) -> None:
             progress(before + done, total)
 
-        part = Candidates(search.found.forward[slice(*block.rows)], search.found.backward[slice(*block.columns)])
+        part = Candidates(
+            search.candidates.forward[slice(*block.rows)], search.candidates.backward[slice(*block.columns)]
+        )
         scan(search.left, search.right, part, block, precision=search.precision, progress=tell)
         search.finish(number)

@@ -37,7 +37,7 @@ class Lines:
     """Counts of the lines of a file."""
 
     read: int = 0
-    kept: int = 0
+    usable: int = 0
     """Sentences, or pairs, that are used."""
     repeated: int = 0
     """Lines whose sentence stood before; it is one candidate."""
@@ -161,7 +161,7 @@ def read_files(
                 collector.add(text)
                 files.append(number)
                 numbers.append(lines.read)
-                lines.kept += 1
+                lines.usable += 1
         _check_some(path, lines)
         counts.append(lines)
     sentences, ids = collector.finish()
@@ -169,7 +169,7 @@ def read_files(
     first = places[np.unique(ids, return_index=True)[1], 0]
     for number, lines in enumerate(counts):
         different = int((first == number).sum())
-        lines.kept, lines.repeated = different, lines.kept - different
+        lines.usable, lines.repeated = different, lines.usable - different
     return sentences, ids, places, counts
 
 
@@ -219,13 +219,13 @@ def read_pairs(path: Path, spill: Path, columns: Columns | None = None, codec: s
             for side, text in zip(sides, row, strict=True):
                 side.add(_clean(text))
     (source, sources), (target, targets) = (side.finish() for side in sides)
-    lines.kept = len(sources)
+    lines.usable = len(sources)
     _check_some(path, lines, PAIRS)
     return PairsOfText(source, target, sources, targets, lines)
 
 
 def _check_some(path: Path, lines: Lines, wanted: str = SENTENCES) -> None:
-    if not lines.kept:
+    if not lines.usable:
         why = f"{lines.read} lines: {lines.faults()}" if lines.read else "the file is empty"
         raise DataError(f"{path} holds nothing to encode ({why}); give UTF-8 text, or name its --encoding: {wanted}")
     rule = "5% that may be; correct the file, or name its --encoding"

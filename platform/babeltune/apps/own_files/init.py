@@ -45,7 +45,7 @@ class InitOptions:
 class FileSummary:
     """Layout, columns and numbers of rows of one of the user's files. `init` prints them."""
 
-    given: str
+    name: str
     layout: str
     columns: dict[str, str]
     rows: int
@@ -174,7 +174,7 @@ def make_sweep(files: Sequence[str], collected: Collected, options: InitOptions)
 def summary(table: TableRows) -> FileSummary:
     """Sums up a table that was read, for what `init` prints."""
     return FileSummary(
-        given=table.given,
+        name=table.name,
         layout=table.layout,
         columns=table.columns,
         rows=len(table),

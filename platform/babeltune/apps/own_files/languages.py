@@ -60,7 +60,7 @@ def code_in(name: str, *, rare: bool = False) -> str | None:
     """The language that a column's or file's name says: `fr`, `fra`, `eng_Latn`, `text_fr`, `translation.en`. With
     `rare`, a whole name may also be the code of a language that py3langid does not know, such as `kzj`."""
     whole = name.strip()
-    if rare and re.fullmatch(r"[a-z]{3}", whole) and whole not in NO_CODES and meaning(whole).known:
+    if rare and re.fullmatch(r"[a-z]{3}", whole) and whole not in NO_CODES and meaning(whole).is_language:
         return whole
     parts = [whole, *reversed(re.split(r"[._\- /]", whole))]
     for part in parts:
@@ -102,7 +102,7 @@ def name_of(code: str) -> str:
 def _is_common(code: str) -> bool:
     """Whether the code is of a language with a two-letter code, or one that py3langid knows."""
     read = meaning(code)
-    return read.known and (len(read.language) == 2 or bool(labels_of(code)))
+    return read.is_language and (len(read.language) == 2 or bool(labels_of(code)))
 
 
 def agree(language: str, detection: Detection) -> bool:

@@ -58,7 +58,7 @@ LEAST_LETTERS = 2  # a column whose values have fewer letters on average holds n
 class TableRows:
     """The usable rows of one file, or of files that are aligned line by line, with the numbers of those left out."""
 
-    given: str
+    name: str
     layout: str
     columns: dict[str, str]  # language -> column, or file
     texts: dict[str, list[str]]
@@ -106,7 +106,7 @@ def collect(tables: Sequence[Table], columns: Mapping[str, str]) -> Collected:
         if len(group) > 1:
             collected.tables.append(read_moses(group, collected.notes))
         else:
-            path, language = Path(group[0].given), language_of_file(group[0])
+            path, language = Path(group[0].name), language_of_file(group[0])
             collected.monolingual.append(Monolingual(path=path, language=language, lines=count_lines(group[0])))
     return collected
 
@@ -132,10 +132,10 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
         if table.format in FORMATS:
             lack = "unit with texts; export it again"
         elif table.format == "jsonl":
-            lack += f" (of a list in `data`: `jq -c '.data[]' {table.given} > rows.jsonl`)"
-        raise DataError(f"{table.given}: it was read as {table.format} and holds no {lack}")
+            lack += f" (of a list in `data`: `jq -c '.data[]' {table.name} > rows.jsonl`)"
+        raise DataError(f"{table.name}: it was read as {table.format} and holds no {lack}")
     if not table.sample:
-        raise DataError(f"{table.given} has the columns {list_of(table.columns)} and no rows; give a table with rows")
+        raise DataError(f"{table.name} has the columns {list_of(table.columns)} and no rows; give a table with rows")
     notes: list[str] = []
     tags = [] if wanted else language_columns(table)
     if tags:
@@ -143,17 +143,17 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
     columns = found_columns(table, notes, user_columns(table, wanted, notes))
     if len(columns) < 2 and len(table.sample) > 1 and len(set(table.sample)) == 1:
         equal = f"all rows are equal ({len(table.sample):,} were looked at), so one row is left"
-        raise DataError(f"{table.given}: {equal}; training needs different rows: correct what wrote the file")
+        raise DataError(f"{table.name}: {equal}; training needs different rows: correct what wrote the file")
     if len(columns) < 2:
         words = ", ".join(f"{language} ({shortened(column)})" for language, column in columns.items())
         lack = f"with text in {words} only" if columns else "without text in a language"
         todo = "parallel text has two languages a row: name them with --columns fra=COLUMN,eng=COLUMN, or give the two"
         todo += f" files of aligned lines together{_about_header(table)}"
-        raise DataError(f"{table.given}: a table ({table.layout}) {lack}; columns: {_values(table)}; {todo}")
-    rows = read_rows(table.given, source_of(table, columns), _root(table))
+        raise DataError(f"{table.name}: a table ({table.layout}) {lack}; columns: {_values(table)}; {todo}")
+    rows = read_rows(table.name, source_of(table, columns), _root(table))
     if unused := [name for name in table.columns if name not in columns.values()]:
-        notes.append(f"{table.given}: not used: column {', '.join(map(shortened, unused[:20]))}")
-    return [usable_rows(table.given, table.layout, columns, rows, notes)]
+        notes.append(f"{table.name}: not used: column {', '.join(map(shortened, unused[:20]))}")
+    return [usable_rows(table.name, table.layout, columns, rows, notes)]
 
 
 def source_of(table: Table, columns: Mapping[str, str]) -> Source:
@@ -190,13 +190,13 @@ def user_columns(table: Table, by_language: Mapping[str, str], notes: list[str])
         numbered = column.isdigit() and int(column) < len(table.columns)
         if column not in table.columns and not numbered:
             offered = f"{_values(table)}{nearest(column, table.columns)}{_about_header(table)}"
-            raise DataError(f"{table.given}: no column {shortened(column)}; columns: {offered}")
+            raise DataError(f"{table.name}: no column {shortened(column)}; columns: {offered}")
         column = column if column in table.columns else table.columns[int(column)]
         seen = language_of(table.column(column))
         if seen.code and not agree(language, seen):
             says = f"--columns says that {shortened(column)} is {language} ({name_of(language)})"
             todo = f"if so, say --columns {seen.code}={column}"
-            notes.append(f"{table.given}: {says}, and it reads as {seen.words}; {todo}")
+            notes.append(f"{table.name}: {says}, and it reads as {seen.words}; {todo}")
         columns[alpha3(language)] = column
     return columns
 
@@ -212,7 +212,7 @@ def _about_header(table: Table) -> str:
 def refuse_unknown(option: str, languages: Iterable[str]) -> None:
     """`DataError` for a language of this option that is no code."""
     for language in languages:
-        if not meaning(language).known:
+        if not meaning(language).is_language:
             written = code_of(language)
             instead = f"write {written}" if written else "say for example fra, eng or zho_Hant"
             raise DataError(f"{option}: {language!r} is no code of a language; {instead}")
@@ -238,9 +238,9 @@ def found_columns(table: Table, notes: list[str], chosen: Mapping[str, str]) -> 
         chance = column != code and code in re.split(r"[._\- /]", column)  # `text_is` may end in no language's code
         if contradicted and not weak and not chance and seen.code:
             way = f"if so, say --columns {seen.code}" if trusted else f"it was read so; if not, say --columns {code}"
-            notes.append(f"{table.given}: column {shortened(column)} reads as {seen.words}; {way}={column}")
+            notes.append(f"{table.name}: column {shortened(column)} reads as {seen.words}; {way}={column}")
         if language is None:
-            unsure = f"{table.given}: column {shortened(column)} is in no one language ({seen.words})"
+            unsure = f"{table.name}: column {shortened(column)} is in no one language ({seen.words})"
             if len(columns) < 2:
                 raise DataError(f"{unsure}; name the languages with --columns fra={column},eng=COLUMN")
             notes.append(f"{unsure}; if it is text, name all columns with --columns")
@@ -268,7 +268,7 @@ def by_language(table: Table, tags: Sequence[str]) -> list[TableRows]:
     languages are checked against its text, which also says which column is which. Few rows of other tags are left out.
     """
     some = {name: name for name in table.columns if name in tags or _letters(table.column(name)) >= LEAST_LETTERS}
-    rows = read_rows(table.given, source_of(table, some), _root(table))
+    rows = read_rows(table.name, source_of(table, some), _root(table))
     numbers: dict[tuple[str, ...], list[int]] = {}
     for number, key in enumerate(zip(*(rows.columns[tag] for tag in tags), strict=True)):
         numbers.setdefault(key, []).append(number)
@@ -288,11 +288,11 @@ def by_language(table: Table, tags: Sequence[str]) -> list[TableRows]:
         dropped = {} if parts else rows.dropped
         part = Rows(columns=by_code, ids=Texts.of([]), digest=rows.digest, dropped=dropped)
         try:
-            parts.append(usable_rows(f"{table.given} ({words})", table.layout, columns, part, []))
+            parts.append(usable_rows(f"{table.name} ({words})", table.layout, columns, part, []))
         except DataError:  # no row is left
             odd[words] = len(places)
     rule = f"{MAX_BROKEN:.0%} that may be: they have no text in two languages; correct {list_of(tags)}"
-    refuse_broken(table.given, odd.total(), len(rows), odd, rule=rule)
+    refuse_broken(table.name, odd.total(), len(rows), odd, rule=rule)
     if odd:
         parts[0].left_out["no two languages"] = odd.total()
     return parts
@@ -365,7 +365,7 @@ def language_of_file(table: Table) -> str:
     if code is not None and (weak or agree(code, seen)):
         return alpha3(code)
     if seen.code is None:
-        raise DataError(f"{table.given} is in no one language ({seen.words}); put the code into its name: NAME.fra")
+        raise DataError(f"{table.name} is in no one language ({seen.words}); put the code into its name: NAME.fra")
     return seen.code
 
 
@@ -375,13 +375,13 @@ def read_moses(group: Sequence[Table], notes: list[str]) -> TableRows:
     paths = {language: table.path for language, table in files.items()}
     encodings = {language: table.encoding for language, table in files.items() if table.encoding}
     if len(paths) < len(group):
-        names = " and ".join(table.given for table in group)
+        names = " and ".join(table.name for table in group)
         raise DataError(f"{names} are in one language, {', '.join(paths)}; give a file in another one")
     source = MosesSource(name="init", paths=paths, encoding=encodings, on_error="drop", max_dropped=1.0)
-    file = " + ".join(table.given for table in group)
+    file = " + ".join(table.name for table in group)
     rows = read_rows(file, source, Path("/"))
     notes.append(f"{file}: read as aligned, since they have equally many lines")
-    columns = dict(zip(paths, (table.given for table in group), strict=True))
+    columns = dict(zip(paths, (table.name for table in group), strict=True))
     return usable_rows(file, group[0].layout, columns, rows, [])
 
 
@@ -485,4 +485,4 @@ def usable_rows(file: str, layout: str, columns: dict[str, str], rows: Rows, not
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
         raise DataError(f"{file}: no row is left of {len(rows):,} ({reasons}); look at its columns: {columns}")
     used = {language: [column[number] for number in places] for language, column in zip(columns, texts, strict=True)}
-    return TableRows(given=file, layout=layout, columns=columns, texts=used, left_out=left_out, notes=tuple(notes))
+    return TableRows(name=file, layout=layout, columns=columns, texts=used, left_out=left_out, notes=tuple(notes))

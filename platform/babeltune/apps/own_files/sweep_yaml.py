@@ -86,13 +86,13 @@ def cluster_option(proposal: Proposal) -> str:
 
 
 def sweep_yaml(
-    name: str, file: str, folder: Path, groups: Sequence[Group], proposal: Proposal, given: Sequence[str]
+    name: str, file: str, folder: Path, groups: Sequence[Group], proposal: Proposal, arguments: Sequence[str]
 ) -> str:
     """The text of the sweep file. `folder` holds the split files, `given` are the user's files."""
     here = shlex.quote(file) + cluster_option(proposal)
     shape = STUDENTS[proposal.gpu]
     knows = ", ".join(proposal.teacher.languages)
-    files = "\n".join(f"#   {' '.join(each.split())}" for each in given)
+    files = "\n".join(f"#   {' '.join(each.split())}" for each in arguments)
     # Editors find the schema beside the split files by this line, which takes no name with a blank.
     schema_line = f"# yaml-language-server: $schema=./{folder.name}/{SCHEMA}\n" if len(folder.name.split()) < 2 else ""
     return f"""\

@@ -69,7 +69,7 @@ HUB = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:\[(?P<split>[\w.-]+)\])?")
 class Table:
     """A file of the user, and how it is read."""
 
-    given: str  # the name that the user gave
+    name: str  # the name that the user gave
     path: str  # the file, or a data set's id
     format: Format
     columns: tuple[str, ...]  # names, or without a header numbers from 0. A Moses file has the one column `text`.
@@ -176,14 +176,14 @@ def json_kind(lines: Sequence[str]) -> Literal["lines", "list", "lists", ""]:
 # --- Delimited text ------------------------------------------------------------------------------------------------
 
 
-def _delimited(file: str, path: Path, lines: Sequence[str], hint: HeaderHint, named: str) -> Table:
-    """A table of delimited text, or one sentence a line. `named` is the delimiter that the file names."""
+def _delimited(file: str, path: Path, lines: Sequence[str], hint: HeaderHint, sep: str) -> Table:
+    """A table of delimited text, or one sentence a line. `sep` is the delimiter that the file names."""
     if not any(map(str.strip, lines)):
         words = f"only blank lines or ones of more than {LINE_CHARACTERS:,} bytes"
         raise DataError(f"{file} has {words}; name a file with text")
     is_csv = text_name(path).lower().endswith(".csv")
     best: tuple[float, int, str, bool, list[list[str]]] | None = None
-    for order, (delimiter, least) in enumerate({named: 0.0}.items() if named else LEAST_ALIKE.items()):
+    for order, (delimiter, least) in enumerate({sep: 0.0}.items() if sep else LEAST_ALIKE.items()):
         quoted, rows = parsed(lines, delimiter)
         width, share = commonest_width(rows)
         least = COMMAS_ALIKE if delimiter == "," and not is_csv else least
@@ -191,17 +191,17 @@ def _delimited(file: str, path: Path, lines: Sequence[str], hint: HeaderHint, na
             width, least = len(rows[0]), 0.0  # the reader says which rows do not fit
         if width >= 2 and share >= least and (best is None or share > best[0] + 0.05):
             best = (share, -order, delimiter, quoted, [row for row in rows if len(row) == width])
-    if best is None and named:
-        raise DataError(f"{file}:1: `sep={named}` names a delimiter that no other line has; correct or remove the line")
+    if best is None and sep:
+        raise DataError(f"{file}:1: `sep={sep}` names a delimiter that no other line has; correct or remove the line")
     if best is None:
         texts = tuple((line,) for line in lines)
-        return Table(given=file, path=str(path), format="moses", columns=("text",), sample=texts, header=False)
+        return Table(name=file, path=str(path), format="moses", columns=("text",), sample=texts, header=False)
     _, _, delimiter, quoted, rows = best
     is_headed, guessed, names, rows, notes = find_header(file, rows, hint)
     return Table(
-        given=file,
+        name=file,
         path=str(path),
-        format="tsv" if delimiter == "\t" and not named else "csv",
+        format="tsv" if delimiter == "\t" and not sep else "csv",
         columns=names,
         sample=tuple(map(tuple, rows)),
         header=is_headed,
@@ -260,7 +260,7 @@ def _sheet(file: str, path: Path, book: Literal["xlsx", "ods"], sheet: str | Non
         raise DataError(f"{file} has no cells; name a workbook with text")
     header, guessed, names, rows, notes = find_header(file, rows, hint)
     sample = tuple(map(tuple, rows))
-    table = Table(given=file, path=str(path), format=book, columns=names, sample=sample, header=header, sheet=sheet)
+    table = Table(name=file, path=str(path), format=book, columns=names, sample=sample, header=header, sheet=sheet)
     return replace(table, guessed=guessed, notes=notes)
 
 
@@ -301,7 +301,7 @@ def _jsonl(file: str, path: Path, lines: Sequence[str]) -> Table:
     records = [_texts(value) for value in objects if not isinstance(value, Fault)]  # faults count later
     columns = tuple(dict.fromkeys(key for record in records for key in record))
     sample = tuple(tuple(record.get(key, "") for key in columns) for record in records)
-    return Table(given=file, path=str(path), format="jsonl", columns=columns, sample=sample)
+    return Table(name=file, path=str(path), format="jsonl", columns=columns, sample=sample)
 
 
 def _units(file: str, path: Path, format_: translation_files.Format, encoding: str | None) -> Table:
@@ -315,7 +315,7 @@ def _units(file: str, path: Path, format_: translation_files.Format, encoding: s
         refuse_broken(file, len(some), len(some), reasons, word="units")
     cells = ((next(iter(translation_files.text_in(unit, each)), "") for each in columns) for unit in texts)
     sample = tuple(map(tuple, cells))
-    return Table(given=file, path=str(path), format=format_, columns=columns, sample=sample, encoding=encoding)
+    return Table(name=file, path=str(path), format=format_, columns=columns, sample=sample, encoding=encoding)
 
 
 def _texts(record: Mapping[str, object]) -> dict[str, str]:
@@ -343,7 +343,7 @@ def _parquet(file: str, path: Path) -> Table:
 
     names, notes = text_columns(file, parquet_schema(path), rows_of)
     sample = (tuple(row) for _, row in itertools.islice(rows_of(names), SAMPLE_LINES) if not isinstance(row, Fault))
-    return Table(given=file, path=str(path), format="parquet", columns=tuple(names), sample=tuple(sample), notes=notes)
+    return Table(name=file, path=str(path), format="parquet", columns=tuple(names), sample=tuple(sample), notes=notes)
 
 
 def _dataset(file: str) -> Table:
@@ -363,7 +363,7 @@ def _dataset(file: str) -> Table:
 
     names, notes = text_columns(file, dataset.features.arrow_schema, rows_of)
     sample = tuple(tuple(row) for _, row in rows_of(names) if not isinstance(row, Fault))
-    return Table(given=file, path=name, format="hub", columns=tuple(names), sample=sample, split=split, notes=notes)
+    return Table(name=file, path=name, format="hub", columns=tuple(names), sample=sample, split=split, notes=notes)
 
 
 def encoding_of(path: Path) -> str | None:

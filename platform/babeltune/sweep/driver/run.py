@@ -88,7 +88,7 @@ def submit(
             shared.enter_context(leased(folder.id))
             address = ray.get_runtime_context().gcs_address
             ray_at = this_ray(address)
-            if insecure and (danger := open_to_all(cluster.named, address)):
+            if insecure and (danger := open_to_all(cluster.title, address)):
                 folder.note(danger)
                 log.warning(danger)
         if driver_sync.where is None:  # else `driver_sync` has the lease in the bucket

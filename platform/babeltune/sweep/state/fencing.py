@@ -64,7 +64,7 @@ class Lease:
     expiry_s: float = EXPIRY_S  # seconds without a change after which it may be taken
     renewals: int = 0
     beat: float = 0.0  # when it was last renewed, by the holder's clock. It is shown, and decides nothing.
-    taken: float = 0.0  # when it was taken, by the holder's clock. With `beat` it says for how long it was held.
+    taken_at: float = 0.0  # when it was taken, by the holder's clock. With `beat` it says for how long it was held.
     ended: bool = False  # whether its holder gave it back
 
     @classmethod
@@ -95,8 +95,8 @@ class LeaseRecord(Protocol):
 
     def read(self) -> tuple[Lease | None, Version]: ...
 
-    def swap(self, lease: Lease, expected: Version, *, taken: bool = False) -> Version | None:
-        """Replaces the lease if it has the expected version. The new version, or None. `taken`: it is no renewal."""
+    def swap(self, lease: Lease, expected: Version, *, takeover: bool = False) -> Version | None:
+        """Replaces the lease if it has the expected version. The new version, or None. `takeover`: it is no renewal."""
 
     def least_token(self) -> int:
         """A token that the sweep's other records have, in case the lease is lost or damaged."""
@@ -227,8 +227,8 @@ def acquire(
     token = (record.least_token() if lease is None else lease.token) + 1
     begun = clock.now()
     now = time.time()
-    ours = replace(candidate, token=token, beat=now, taken=now)
-    new_version = record.swap(ours, version, taken=True)
+    ours = replace(candidate, token=token, beat=now, taken_at=now)
+    new_version = record.swap(ours, version, takeover=True)
     if new_version is None:
         holder, new_version = record.read()
         if holder is not None and lease is not None and holder.session == lease.session and not holder.ended:
@@ -286,16 +286,16 @@ class FileLease:
             return None, None
         return Lease.read(data), f"{changed} {data.decode(errors='replace')}"
 
-    def swap(self, lease: Lease, expected: Version, *, taken: bool = False) -> Version | None:
-        with self.locked(alone=taken):
+    def swap(self, lease: Lease, expected: Version, *, takeover: bool = False) -> Version | None:
+        with self.locked(alone=takeover):
             if self.read()[1] != expected:
                 return None
             try:
-                if taken:
+                if takeover:
                     write_whole(self._token, str(lease.token).encode(), durable=True)
-                write_whole(self._path, lease.encode(), durable=taken)
+                write_whole(self._path, lease.encode(), durable=takeover)
             except OSError as error:
-                if taken or error.errno not in FULL:
+                if takeover or error.errno not in FULL:
                     raise
                 os.utime(self._path)  # a full disk stops no sweep here
             return self.read()[1]

@@ -79,14 +79,14 @@ def seed_groups(
     groups: dict[str, list[Row]] = {}
     settings: dict[str, dict[str, Scalar]] = {}
     left_out: dict[str, list[str]] = {}
-    counted = set[frozenset[tuple[str, Scalar]]]()
+    seen = set[frozenset[tuple[str, Scalar]]]()
     for row in sorted(trials, key=lambda row: row.name):
         params = frozenset(row.params.items())
-        why = row.state if row.state != "finished" or row.best is None else "repeated" if params in counted else ""
+        why = row.state if row.state != "finished" or row.best is None else "repeated" if params in seen else ""
         if why:
             left_out.setdefault(why, []).append(row.name)
             continue
-        counted.add(params)
+        seen.add(params)
         fixed = {key: row.params[key] for key in sorted(row.params) if key not in over}
         settings[repr(fixed)] = fixed
         groups.setdefault(repr(fixed), []).append(row)

@@ -105,9 +105,9 @@ def may_prepare(storage: Storage, sweep: str) -> bool:
         return False
     owner, prepared = (storage.look(f"sweeps/{sweep}/{name}") for name in (OWNER, "prepared.json"))
     lease = Lease.read(owner[0]) if owner else None
-    if owner is None or prepared is None or lease is None or lease.ended or not lease.taken:
+    if owner is None or prepared is None or lease is None or lease.ended or not lease.taken_at:
         return True  # a driver of this machine that has no lease yet has only begun
-    return prepared[1] <= owner[1] - (lease.beat - lease.taken) + RESOLUTION_S
+    return prepared[1] <= owner[1] - (lease.beat - lease.taken_at) + RESOLUTION_S
 
 
 @dataclass(frozen=True)

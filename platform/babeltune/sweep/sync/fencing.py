@@ -23,7 +23,7 @@ class BucketLease:
         entry = self._store.entry(self._key)  # first: a swap that expects an older version than what is read fails
         return Lease.read(self._store.read(self._key)), entry.version if entry else None
 
-    def swap(self, lease: Lease, expected: Version, *, taken: bool = False) -> Version | None:
+    def swap(self, lease: Lease, expected: Version, *, takeover: bool = False) -> Version | None:
         entry = self._store.write_if(self._key, lease.encode(), expected)
         return entry.version if entry else None
 

@@ -51,7 +51,7 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
             f"cluster {cluster.name!r}: {cluster.place} is a dashboard, which takes jobs only; "
             "run babeltune on the head node with `address: auto`, or name the cluster's `host:port`"
         )
-    name = cluster.named
+    name = cluster.title
     token = cluster.token()
     address = _ray_here(cluster.address)
     dashboard = f"; a dashboard's address is http://{address}" if address.endswith(":8265") else ""

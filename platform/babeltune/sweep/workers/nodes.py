@@ -24,13 +24,13 @@ NODE_ID = "ray.io/node-id"  # the label that Ray gives each node
 MOST_HELD, HOLD_TIMEOUT_S = 256, 2.0  # workers whose room is reserved on a node, and seconds to wait for it to be free
 
 
-def from_head(question: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
+def from_head(question: Callable[..., Answer], *arguments: Any, **keywords: Any) -> Answer:
     """The head's answer to a question of Ray's. `ClusterError` if it does not come within `HEAD_TIMEOUT_S`."""
     late = ClusterError(
         f"the cluster's head has not answered for {HEAD_TIMEOUT_S:g} s: its GCS is stopped, or its machine hangs; "
         "every trial keeps its last checkpoint: `babeltune resume` goes on"
     )
-    return answered(partial(question, *arguments, **named), HEAD_TIMEOUT_S, late)
+    return answered(partial(question, *arguments, **keywords), HEAD_TIMEOUT_S, late)
 
 
 def here() -> NodeAffinitySchedulingStrategy:
