@@ -8,8 +8,6 @@ with other dropout, as it would alone. A term that reads token states has a pass
     w_m         weight of method m; 0 leaves it out
     L_m         its loss with its own `Config`, given in `settings`"""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

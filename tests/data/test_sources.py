@@ -27,12 +27,13 @@ from hypothesis import strategies as st
 from any_source import any_source
 from babeltune.data import arrow_readers
 from babeltune.data.corpus import build_corpus
-from babeltune.data.sources import Rows, language_pairs, read_graded, read_source
+from babeltune.data.sources import Rows, language_pairs, read_file, read_graded, read_source
 from babeltune.data.text_keys import text_key
 from babeltune.data.texts import Texts
 from babeltune.errors import DataError
 from babeltune.schema.records import Bitext, CsvSource, Data, MosesSource, PivotSource, Source, Sts, TsvSource
 from waiting import PATIENCE_S
+from workbooks import ods, xlsx
 
 TABLE = "id\teng\tfra\na\tGood morning.\tBonjour.\nb\tThank you.\tMerci.\n"
 ENGLISH, FRENCH = ["Good morning.", "Thank you."], ["Bonjour.", "Merci."]
@@ -78,6 +79,33 @@ def dropped(source: Source, root: Path) -> dict[str, int]:
 
 
 # --- formats -------------------------------------------------------------------------------------------------------
+
+
+class WhileReading:
+    """A digest that lets another program write the file as soon as its content is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def update(self, block: bytes) -> None:
+        os.utime(self.path, ns=(1, 1))
+
+
+@pytest.mark.parametrize("name", ["t.tsv", "t.tsv.gz", "t.csv", "t.jsonl", "t.parquet", "t.xlsx", "t.ods"])
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, name):
+    path, cells = tmp_path / name, [["eng", "fra"], *zip(ENGLISH, FRENCH, strict=True)]
+    format_ = path.suffix[1:] if path.suffix != ".gz" else "tsv"
+    if format_ == "parquet":
+        parquet.write_table(pa.table({"eng": ENGLISH, "fra": FRENCH}), path)
+    elif format_ in ("xlsx", "ods"):
+        (xlsx if format_ == "xlsx" else ods)(path, sheet=cells)
+    else:
+        rows = "".join(("," if format_ == "csv" else "\t").join(row) + "\n" for row in cells)
+        put(tmp_path, name, json_lines({"eng": ENGLISH, "fra": FRENCH}) if format_ == "jsonl" else rows)
+    source = table(name, format=format_)
+    assert len(list(read_file(source, path, ["eng", "fra"], hashlib.sha256(), 1000))) == 2
+    with pytest.raises(DataError, match=r"was changed while it was read; let what writes it end"):
+        list(read_file(source, path, ["eng", "fra"], WhileReading(path), 1000))
 
 
 @pytest.mark.parametrize("name", ["t.tsv", "t.tsv.gz"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -92,8 +93,8 @@ def test_a_row_is_whole_numbers_times_a_scale(bits, most):
     assert np.abs(numbers).max(axis=1).tolist() == [most if row != 3 else 0 for row in range(50)]
     assert np.all(np.abs(numbers * scales[:, None] - table) <= scales[:, None] / 2 + 1e-6)
     encoder = SmallEncoder.__new__(SmallEncoder)
-    encoder.table = packed(numbers, bits)
-    assert encoder.table.nbytes == 50 * 16 * bits // 8
+    encoder.stored = {"table": packed(numbers, bits)}
+    assert encoder.stored["table"].nbytes == 50 * 16 * bits // 8
     assert np.array_equal(encoder.rows([4, 3, 4]), numbers[[4, 3, 4]])
 
 
@@ -104,6 +105,9 @@ def test_the_code_of_the_card_gives_the_vectors_of_the_model(static, copied, tmp
     assert done.folder == str(out)
     names = ["README.md", "canary.json", "encoder.json", "model.safetensors", "tokenizer.json"]
     assert sorted(path.name for path in out.iterdir()) == names
+    card = (out / "README.md").read_text(encoding="utf-8")
+    code = re.search("```python\n(.*?)```", card, re.DOTALL)[1].split("\n")
+    assert sum(bool(line.strip()) for line in code) == 15 + 1, "fifteen lines that read, and a call"
     run = [sys.executable, "-I", "-c", RUN, json.dumps(TEXTS)]
     vectors = np.array(json.loads(subprocess.run(run, cwd=out, capture_output=True, check=True).stdout))
     whole = SentenceTransformer(str(static))
@@ -116,6 +120,8 @@ def test_the_code_of_the_card_gives_the_vectors_of_the_model(static, copied, tmp
     mean = (numbers * scales[:, None])[ids].mean(0)
     assert np.abs(vectors[0] - mean / np.linalg.norm(mean)).max() < 1e-6
     assert done.sizes[1] < 0.35 * done.sizes[0] + (out / "tokenizer.json").stat().st_size
+    encodes = ("model.safetensors", "tokenizer.json", "encoder.json")
+    assert done.sizes[1] == sum((out / name).stat().st_size for name in encodes)
     assert min(done.speeds) > 0
     assert SmallEncoder(str(out)).encode([]).shape == (0, 24)
     assert done.comparison.sweep == folder.id
@@ -164,7 +170,10 @@ def test_retrieval_sets_count_among_the_losses(static, copied, tmp_path, monkeyp
     broken = tmp_path / "broken"
     numbers, scales = whole_numbers(table_of(SentenceTransformer(str(static)), "static"), 8)
     write_table(SentenceTransformer(str(static)), "static", broken, bits=8, dim=None)
-    save_file({"table": numbers[::-1].copy(), "scales": np.ones_like(scales)}, broken / "model.safetensors")
+    save_file(
+        {"table": numbers[::-1].copy(), "scales": np.ones_like(scales), "prompt": np.zeros(0, np.uint8)},
+        broken / "model.safetensors",
+    )
     compared = compare_models(str(static), str(broken), cluster, sweep=folder.id)
     first, second = compared.means["mean retrieval ndcg_at_10"]
     assert first == 1

@@ -18,7 +18,8 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from babeltune.errors import SpecError
-from babeltune.promotion.readers import GRAPH, MISSING, write_prompt
+from babeltune.models.hub import prompt_of
+from babeltune.promotion.readers import GRAPH, MISSING, mark
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -64,7 +65,7 @@ def write_graph(model: SentenceTransformer, name: str, folder: Path, *, int8: bo
     folder.mkdir()
     tokenizer = _tokenizer(model, name)
     tokenizer.save(str(folder / "tokenizer.json"))
-    write_prompt(model, folder)
+    mark(folder, prompt=prompt_of(model))
     with TemporaryDirectory(dir=folder.parent) as place:
         whole = Path(place) / GRAPH if int8 else folder / GRAPH
         _export(Graph(model.cpu().eval(), dim).eval(), tokenizer, whole)

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from babeltune.errors import SpecError
-from babeltune.models.hub import EXPORTED, prompt_of
+from babeltune.models.hub import EXPORTED
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from sentence_transformers import SentenceTransformer
     from tokenizers import Tokenizer
 
 GRAPH = "model.onnx"
@@ -31,9 +30,9 @@ class Reader(Protocol):
         """The vectors: [texts, dim]."""
 
 
-def write_prompt(model: SentenceTransformer, folder: Path) -> None:
-    """Puts the model's default prompt where the readers look, which also marks the folder as an export."""
-    (folder / EXPORTED).write_text(json.dumps({"prompt": prompt_of(model)}), encoding="utf-8")
+def mark(folder: Path, **settings: str) -> None:
+    """Marks the folder as an export, with what its reader asks for besides."""
+    (folder / EXPORTED).write_text(json.dumps(settings), encoding="utf-8")
 
 
 def is_export(folder: Path) -> bool:
@@ -57,6 +56,7 @@ def reader_of(folder: Path, threads: int = 0) -> Reader | None:
     if not is_export(folder):
         return None
     try:
+        json.loads((folder / EXPORTED).read_bytes())
         if is_graph(folder):
             from babeltune.promotion.onnx_encoder import OnnxEncoder
 

@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 from babeltune.data.prepared import read_prepared
 from babeltune.errors import SpecError
 from babeltune.files import draft_folder
-from babeltune.models.hub import open_model
+from babeltune.models.hub import open_model, prompt_of
 from babeltune.promotion.canary import CANARY, canary_by, in_language, write_canary
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.drift import FILE, read_profile, same_text, write_profile
@@ -32,7 +32,7 @@ from babeltune.promotion.inherited_card import inherited
 from babeltune.promotion.model_files import check_free, write_folder
 from babeltune.promotion.model_names import sweep_of, trial_of
 from babeltune.promotion.onnx_graph import write_graph
-from babeltune.promotion.readers import write_prompt
+from babeltune.promotion.readers import mark
 from babeltune.promotion.sweep_scores import Comparison, compare_models
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.state.folder import SweepFolder, find_sweep
@@ -189,9 +189,10 @@ def write_table(model: SentenceTransformer, name: str, folder: Path, *, bits: Bi
     numbers, scales = whole_numbers(table_of(model, name, dim), bits)
     table = packed(numbers, bits)
     folder.mkdir()
-    save_file({"table": table, "scales": scales}, folder / "model.safetensors")
+    prompt = np.frombuffer(prompt_of(model).encode(), np.uint8)
+    save_file({"table": table, "scales": scales, "prompt": prompt}, folder / "model.safetensors")
     model.tokenizer.save(str(folder / "tokenizer.json"))
-    write_prompt(model, folder)
+    mark(folder)
 
 
 def _timed_texts(view: StorageView, sweep: str) -> list[str]:
@@ -207,8 +208,10 @@ def _speed(encode: Callable[[list[str]], object], texts: list[str]) -> float:
 
 
 def _bytes_of(folder: Path) -> int:
-    """Bytes of the weights and of all JSON. A folder of the hub may hold other forms of the same weights."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in (".safetensors", ".onnx", ".json"))
+    """Bytes of what encodes: weights, tokenizer and settings. A folder of the hub may hold other forms of the same
+    weights, and a promoted model what it is compared by."""
+    files = (path for path in folder.rglob("*") if path.suffix in (".safetensors", ".onnx", ".json"))
+    return sum(path.stat().st_size for path in files if path.name not in (CANARY, FILE))
 
 
 def _card(exported: Exported, model: str) -> str:

@@ -3,8 +3,6 @@
 Libraries that read such names would take `http://…`, `zip://…::http://…` or `file:///…` for an address, and go there.
 Pure, and imported by whatever reads."""
 
-from __future__ import annotations
-
 import re
 from pathlib import PurePath
 

@@ -1,7 +1,5 @@
 """Bounds of single values, as annotations of a record's fields. pydantic checks them where it reads a file."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Files of other programs that are given in place of a sweep or cluster file, by their first bytes, ending or keys."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import PurePath

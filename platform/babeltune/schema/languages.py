@@ -5,8 +5,6 @@ individual language that CLDR takes for a macrolanguage (`swh` for `swa`, `npi` 
 the language's likely one adds nothing; another makes a variety of the same language (`zho_Hant`, `fra-CA`), which keeps
 its own name and rows. A code that nobody knows stands for itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """`student.keep_layers`: how a file says which layers of a named model stay."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -1,7 +1,5 @@
 """Finds the file that a user names, and fills the environment's variables in."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Mao and Nakagawa 2023 (LEALLA), table 1: thin and deep students of 24 layers. Table 7 has rows of 3 to 24 layers and of
 width 64 to 768, and feed-forward layers four times as wide, or as wide as the layer (`-1x`, as in MobileBERT)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 LAYERS = (3, 6, 12, 24)

@@ -1,7 +1,5 @@
 """The name of a trial, such as `t0003`: from its number, and back."""
 
-from __future__ import annotations
-
 import re
 
 TRIAL = re.compile(r"t\d+")

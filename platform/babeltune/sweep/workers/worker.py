@@ -1,7 +1,5 @@
 """The loop of one rank of a warm worker group: trial after trial, in one process."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import logging
