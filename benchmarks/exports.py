@@ -2,13 +2,17 @@
 
 `python -m benchmarks.afternoon --place FOLDER` makes the sweep; `python -m benchmarks.exports FOLDER` exports its
 first trial, which is wider than its vectors, and its champion as tables of whole numbers, and a Transformer as a
-graph. A linear layer is multiplied into a table, so that a narrow one grows. Losses are of the sweep's dev sets.
-Speeds are texts a CPU second, tokenizing among it, with one thread and with two. A thread that waits does not spin.
-Both forms encode in turn, and the best of three rounds counts, so that other programs disturb little. The adapter
-turns queries of the sweep's second best trial into the champion's space. `docs/how-to/promote.md` gets the table."""
+graph. A linear layer is multiplied into a table, so that a narrow one grows. Losses are of translations, search and
+similarity: a small sweep of `data/search_and_similarity.yaml` has the sets. Speeds are texts a CPU second, tokenizing
+among it, with one thread and with two. A thread that waits does not spin. Both forms encode in turn, and the best of
+three rounds counts, so that other programs disturb little. The adapter turns queries of the sweep's second best trial
+into the champion's space. `docs/how-to/promote.md` gets the table."""
 
 import argparse
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,7 +54,22 @@ def rates(encoders: Sequence[Callable[[list[str]], object]], texts: list[str]) -
     return [len(texts) / each for each in seconds]
 
 
-def row(kind: str, model: str, form: dict[str, int], cluster: Cluster, place: Path, texts: list[str]) -> dict[str, Any]:
+def scores_sweep(cluster: Cluster) -> str:
+    """The id of a sweep of the storage whose dev sets have translations, search and similarity."""
+    data, text = ROOT / "benchmarks/data/search_and_similarity.yaml", "search_spaces/quickstart.yaml"
+    with TemporaryDirectory() as name:
+        file = Path(name) / "cluster.yaml"
+        file.write_text(json.dumps({"storage": cluster.storage, "mlflow": cluster.mlflow}), encoding="utf-8")
+        command = [sys.executable, "-m", "babeltune.cli", "submit", text, "--with", str(data)]
+        done = subprocess.run(
+            [*command, "--trials", "1", "--cluster", str(file), "--json"], cwd=ROOT, stdout=subprocess.PIPE, check=True
+        )
+    return str(json.loads(done.stdout)["sweep"])
+
+
+def row(
+    kind: str, model: str, form: dict[str, int], cluster: Cluster, place: Path, texts: list[str], sweep: str
+) -> dict[str, Any]:
     """One form of a model: bytes, loss, and the rates of the model and of the form by the number of threads."""
     import torch
     from sentence_transformers import SentenceTransformer
@@ -60,7 +79,7 @@ def row(kind: str, model: str, form: dict[str, int], cluster: Cluster, place: Pa
     from babeltune.promotion.small_table import Form, export_small
 
     out = place / f"{kind}{len(list(place.iterdir()))}"
-    done = export_small(model, out, cluster, form=Form(**form), sweep=SWEEP, most_lost=1.0)  # type: ignore[arg-type]
+    done = export_small(model, out, cluster, form=Form(**form), sweep=sweep, most_lost=1.0)  # type: ignore[arg-type]
     whole = SentenceTransformer(model_folder(model, cluster), device="cpu")
     before, measured = torch.get_num_threads(), {}
     for threads in THREADS:
@@ -74,7 +93,7 @@ def row(kind: str, model: str, form: dict[str, int], cluster: Cluster, place: Pa
         "bits": done.bits,
         "dim": done.dim,
         "sizes": done.sizes,
-        "lost": max(done.losses.values()),
+        "lost": done.losses,
         "rates": measured,
     }
 
@@ -94,21 +113,25 @@ def adapted(cluster: Cluster, place: Path) -> dict[str, Any]:
 
 def table(record: dict[str, Any]) -> str:
     """The record as Markdown."""
-    titles = "model | form | MB | of before | loss | texts a CPU second | times | times, two threads"
-    lines = [f"| {titles} |", "|---|---|--:|--:|--:|--:|--:|--:|"]
+    means = list(record["rows"][0]["lost"])
+    losses = " | ".join(f"loss, {name}" for name in means)
+    titles = f"model | form | MB | of before | {losses} | texts a CPU second | times | times, two threads"
+    lines = [f"| {titles} |", "|---|---|" + "--:|" * (5 + len(means))]
     for each in record["rows"]:
         before, after = each["sizes"]
+        lost = " | ".join(f"{each['lost'][name]:+.4f}" for name in means)
         (slow, fast), (slow_two, fast_two) = (each["rates"][str(threads)] for threads in THREADS)
         lines.append(
             f"| {each['model']} | {each['bits']} bits, {each['dim']} numbers | {after / 1e6:.1f} "
-            f"| {after / before:.1%} | {each['lost']:+.4f} | {fast:,.0f} | {fast / slow:.2f} "
+            f"| {after / before:.1%} | {lost} "
+            f"| {fast:,.0f} | {fast / slow:.2f} "
             f"| {fast_two / slow_two:.2f} |"
         )
     bridge, has = record["adapter"], "has" if record["vnni"] else "has no"
     before, after = bridge["recall"]
     words = [
-        f"The Transformer is {record['transformer']}. {goal_in_words(record['rows'])} The loss is the largest of a "
-        f"mean of the dev sets; the CPU {has} instructions for whole numbers (VNNI).",
+        f"The Transformer is {record['transformer']}. {goal_in_words(record['rows'])} The "
+        f"CPU {has} instructions for whole numbers (VNNI).",
         f"An adapter ({bridge['map']}) keeps {bridge['kept']:.1%} of Recall@10 in an index of {bridge['index']:,} "
         f"texts: {before:.3f} with the old model, {after:.3f} with the new one.",
     ]
@@ -123,11 +146,12 @@ def goal_in_words(rows: Sequence[dict[str, Any]]) -> str:
     row = next(each for each in rows if (each["model"], each["bits"]) == ("Transformer", 8))
     slow, fast = row["rates"]["1"]
     faster, lost = GOAL
-    reached = fast / slow >= faster and row["lost"] <= lost
+    most = max(row["lost"].values())
+    reached = fast / slow >= faster and most <= lost
     verdict = "reached" if reached else "missed"
     return (
         f"The goal for its eight bits, at least {faster} times as fast at a loss of at most {lost}, is {verdict}: "
-        f"{fast / slow:.2f} times at {row['lost']:+.4f}."
+        f"{fast / slow:.2f} times at {most:+.4f}."
     )
 
 
@@ -145,7 +169,12 @@ def main() -> None:
     transformer = str(model_folder(options.transformer, None, setting="--transformer"))
     with TemporaryDirectory() as name, trial_at(options.place, WIDE) as wide:
         place, models = Path(name), {"static": wide, "narrow static": MODEL, "Transformer": transformer}
-        rows = [row(kind, models[kind], form, cluster, place, texts) for kind, forms in FORMS.items() for form in forms]
+        sweep = scores_sweep(cluster)
+        rows = [
+            row(kind, models[kind], form, cluster, place, texts, sweep)
+            for kind, forms in FORMS.items()
+            for form in forms
+        ]
         bridge = adapted(cluster, place)
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     vnni = any(flag in flags for flag in VNNI)
