@@ -4,12 +4,14 @@ import hashlib
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from babeltune.errors import ClusterError, ObjectStoreError
 from babeltune.storage.object_store import ObjectStore, pause_s
+from waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -149,9 +151,25 @@ def refuses_other_versions(store):
     assert store.read("lease") is None
 
 
+def lets_one_of_several_win(store):
+    stores = [ObjectStore(store.uri, timeout=20) for _ in range(4)]
+    for turn in range(20):
+        start = threading.Barrier(len(stores))
+
+        def write(number, turn=turn, start=start):
+            start.wait(PATIENCE_S)
+            return stores[number].write_if(f"race/{turn}", str(number).encode(), None)
+
+        with ThreadPoolExecutor(len(stores)) as pool:
+            entries = list(pool.map(write, range(len(stores))))
+        (winner,) = (number for number, entry in enumerate(entries) if entry is not None)
+        assert store.read(f"race/{turn}") == str(winner).encode()
+
+
 @pytest.mark.slow
 def test_a_write_that_expects_another_version_is_refused(conditional):
     refuses_other_versions(conditional)
+    lets_one_of_several_win(conditional)
     nowhere = ObjectStore(f"{conditional.uri.partition('://')[0]}://nowhere/x", timeout=20)
     with pytest.raises(ObjectStoreError, match=r"nowhere/x is not there .*; create it"):
         nowhere.write_if("lease", b"1", None)
@@ -159,6 +177,7 @@ def test_a_write_that_expects_another_version_is_refused(conditional):
 
 def test_a_folder_behind_a_uri_refuses_a_write_that_expects_another_version(tmp_path):
     refuses_other_versions(ObjectStore(f"file://{tmp_path}/x"))
+    lets_one_of_several_win(ObjectStore(f"file://{tmp_path}/x"))
 
 
 def test_a_server_that_compares_nothing_is_asked_before_each_write(gs):

@@ -463,7 +463,7 @@ class OnABucketThatListsLate(OnABucket):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bucket.lag = 3
+        self.bucket.lag, self.bucket.changes = 3, [{}]
 
 
 class OnAFolder(TwoDrivers):
@@ -561,6 +561,30 @@ def test_a_driver_that_stands_still_while_it_takes_over_harms_no_later_one(after
             assert model.token() == 3
         finally:
             model.teardown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", [OnABucket, OnABucketThatListsLate, OnAFolder])
+def test_what_an_overtaken_driver_and_its_worker_write_for_an_hour_changes_nothing(storage, in_steps):
+    model = storage()
+    try:
+        model.one_begins(60)
+        late, new = model.machines
+        model.take_over(1, again=False, steps=20)
+        model.begin(1, 20)
+        train = late.trains or partial(model.train, token=1, began="late")
+        for _ in range(720):
+            model.now += 5.0
+            if late.worker.ended:
+                late.worker = model.process(train)
+            for process in (late.worker, late.driver, new.driver, new.worker):
+                model.run(process, 3)
+            model.nothing_is_lost_or_doubled()
+        assert model.token() == 2, "nobody has taken the lease back"
+        assert not new.driver.ended
+        assert len(model.acknowledged[REPORTS]) == len(model.stored(REPORTS)) > 5
+    finally:
+        model.teardown()
 
 
 class Watched(ObjectStore):
