@@ -255,7 +255,8 @@ def show_adapted(done: Adapted, least: float, console: Console) -> None:
     for name, values in done.recalls.items():
         table.add_row(name, *(f"{value:.4f}" for value in values))
     console.print(table)
-    lines = [f"{done.share:.1%} of the recall is kept, by {done.map}, in an index of {done.index:,} texts; a larger one keeps less"]
+    index = f"an index of {done.index:,} texts; a larger one keeps less"
+    lines = [f"{done.share:.1%} of the recall is kept, by {done.map}, in {index}"]
     lines += [f"written to {done.folder}"] if done.folder else [f"refused: --least {least}; nothing is written"]
     console.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
 
