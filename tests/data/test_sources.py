@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import os
+import re
 import socket
 import string
 import subprocess
@@ -401,6 +402,36 @@ def test_broken_parquet_rows_are_errors_with_file_and_row_or_counted(tmp_path):
     assert "did you mean 'fra'" in refused(misspelt, tmp_path)
     put(tmp_path, "x.parquet", "not parquet at all")
     assert "cannot be read as Parquet" in refused(table("x.parquet", format="parquet"), tmp_path)
+
+
+XML = {
+    "tmx": '<tmx version="1.4"><header/><body>{}</body></tmx>',
+    "xliff": '<xliff version="1.2"><file source-language="eng" target-language="fra"><body>{}</body></file></xliff>',
+}
+UNIT = {
+    "tmx": '<tu><tuv xml:lang="eng"><seg>{}</seg></tuv><tuv xml:lang="fra"><seg>{}</seg></tuv></tu>',
+    "xliff": '<trans-unit id="1"><source>{}</source><target>{}</target></trans-unit>',
+}
+
+
+@pytest.mark.parametrize(("format", "place"), [("xlsx", 3), ("ods", 3), ("tmx", 2), ("xliff", 2), ("hub", 2)])
+def test_a_broken_row_of_a_workbook_a_unit_and_a_record_are_named_by_their_place(tmp_path, offline, format, place):
+    texts = [["Yes", "Oui"], ["x" * 3000, "Non"], ["Bye", "Salut"]]
+    path = tmp_path / f"t.{format}"
+    if format in UNIT:
+        path.write_text(XML[format].format("\n".join(UNIT[format].format(*row) for row in texts)), encoding="utf-8")
+    elif format == "hub":
+        datasets.Dataset.from_list([dict(zip(("eng", "fra"), row, strict=True)) for row in texts]).save_to_disk(path)
+    else:
+        (xlsx if format == "xlsx" else ods)(path, sheet=[["eng", "fra"], *texts])
+    columns = {"eng": "eng", "fra": "fra"}
+    source = hub(path.name, columns=columns, id=None) if format == "hub" else table(path.name, format=format)
+    with pytest.raises(DataError, match=rf"{re.escape(path.name)}\S*:{place}: too long: .*has at most 1,000"):
+        read_source(source, tmp_path, others={}, longest=1000)
+    rows = read_source(dataclasses.replace(source, on_error="drop", max_dropped=1.0), tmp_path, others={}, longest=1000)
+    assert rows.columns["fra"][:] == ["Oui", "Salut"]
+    assert rows.dropped == {"too long": 1}
+    assert f":{place}: " in rows.firsts["too long"]
 
 
 def test_unequal_line_counts_are_an_error_that_names_both_files_or_counted(tmp_path):

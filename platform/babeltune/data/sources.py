@@ -300,7 +300,8 @@ def read_files(source: Source, root: Path, refusals: Refusals, longest: int, sha
         refusals.refuse_too_many(source)
     digests = {language: content.hexdigest() for language, content in contents.items()}
     digest = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
-    return Rows(columns=columns, ids=ids, digest=digest, dropped=dict(refusals.counts))
+    dropped = dict(refusals.counts)
+    return Rows(columns=columns, ids=ids, digest=digest, dropped=dropped, firsts=refusals.firsts)
 
 
 def join_lines(files: Mapping[str, Path], tables: Mapping[str, Iterator[Row]], refusals: Refusals) -> dict[str, Texts]:

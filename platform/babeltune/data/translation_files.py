@@ -5,7 +5,7 @@ enclose stays. Units without a text in each language that is asked for are left 
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Literal, get_args
 
@@ -122,13 +122,15 @@ class Units:
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
-        self.done: list[dict[str, list[str]] | Fault] = []
+        self.done: list[Unit] = []
+        self.line: Callable[[], int] = lambda: 0
+        """The line that the parser is at."""
         self.met = 0
         """Tags and pieces of text so far."""
         self._depth, self._skipped = 0, 0
         self._files = ("", "")
         self._unit: dict[str, list[str]] | None = None
-        self._language, self._state, self._size = "", "", 0
+        self._language, self._state, self._size, self._line = "", "", 0, 0
         self._text: list[str] | None = None
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
@@ -149,6 +151,7 @@ class Units:
             self._files = (source or self._files[0], target or self._files[1])
         elif name in ("tu", "trans-unit", "segment"):
             self._unit, self._state, self._size = {}, attributes.get("state", ""), 0
+            self._line = self.line()
         elif name == "tuv":
             self._language = attributes.get(LANGUAGE) or attributes.get("lang", "")
         elif name in ("seg", "source", "target") and self._unit is not None:
@@ -183,7 +186,8 @@ class Units:
                 self._unit.setdefault(self._language, []).append("".join(self._text).strip())
             self._text = None
         elif name in ("tu", "trans-unit", "segment") and self._unit is not None:
-            self.done.append(self._unit if self._size <= self._longest else too_long(self._size, self._longest))
+            whole = self._size <= self._longest
+            self.done.append((self._line, self._unit if whole else too_long(self._size, self._longest)))
             self._unit = None
 
     def close(self) -> None:
@@ -199,6 +203,7 @@ def xml_units(stream: IO[bytes], path: Path, content: Digest, longest: int) -> I
 
     gathered = Units(longest)
     parser = XMLParser(target=gathered, encoding="utf-8")
+    gathered.line = lambda: int(parser.parser.CurrentLineNumber)
     units_before, silent = 0, 0
     try:
         for chunk in chunks_of(stream):
@@ -208,7 +213,7 @@ def xml_units(stream: IO[bytes], path: Path, content: Digest, longest: int) -> I
             units_before = gathered.met
             if silent > LONGEST_TAG:
                 raise DataError(f"{LONGEST_TAG >> 20} MB without the end of a tag; export the file again")
-            yield from ((parser.parser.CurrentLineNumber, unit) for unit in gathered.done)
+            yield from gathered.done
             gathered.done.clear()
         parser.close()
     except ParseError as error:
@@ -217,7 +222,7 @@ def xml_units(stream: IO[bytes], path: Path, content: Digest, longest: int) -> I
         words = f"{path} declares an entity or names another file ({type(error).__name__})"
         raise DataError(f"{words}, which may fill the memory; remove its declarations") from error
     except DataError as error:
-        raise DataError(f"{path}:{parser.parser.CurrentLineNumber}: {error}") from error
+        raise DataError(f"{path}:{gathered.line()}: {error}") from error
 
 
 # --- gettext -------------------------------------------------------------------------------------------------------
