@@ -467,7 +467,7 @@ def test_extend_wants_more_trials_than_the_sweep_has(command, home):
     sweep = home.sweep()
     home.write("sweep.json", replace(sweep, budget=replace(sweep.budget, trials=5)))  # as an extension that was refused
     err = " ".join(command.refuses("extend", "searched", "--trials", 5).split())
-    assert f"1 trial of these is missing, and `babeltune resume {home.id}` goes on" in err
+    assert f"; `babeltune resume {home.id}` trains the missing 1 trial" in err
 
 
 def test_a_file_that_asks_for_fewer_trials_than_were_asked_for_says_so(command, copied_home, tmp_path):

@@ -233,23 +233,15 @@ def read_file(source: Source, path: Path, names: Sequence[str], content: Digest,
 
 def unchanged(path: Path, read: Callable[[], Iterable[Result]]) -> Iterator[Result]:
     """What is read of a file. `DataError` if the file changes meanwhile: its digest would not be that of its rows."""
-    before = _version(path)
+    before, refusal = version(path), None
     try:
         yield from read()
-    except DataError:
-        _refuse_changed(path, before)
-        raise
-    _refuse_changed(path, before)
-
-
-def _refuse_changed(path: Path, before: list[int] | None) -> None:
-    if _version(path) != before:
+    except DataError as error:
+        refusal = error
+    if path.is_file() and version(path) != before:  # a pipe changes as it is read
         raise DataError(f"{path} was changed while it was read; let what writes it end, and run this again")
-
-
-def _version(path: Path) -> list[int] | None:
-    """None of what is no file, such as a pipe, and of one that is gone."""
-    return version(path) if path.is_file() else None
+    if refusal is not None:
+        raise refusal
 
 
 def _read_file(source: Source, path: Path, names: Sequence[str], content: Digest, longest: int) -> Iterator[Row]:

@@ -108,7 +108,8 @@ def dev_metrics(sweep: Sweep) -> tuple[str, ...]:
     averaged = [metric for metric in METRICS["bitext"] if metric != "xsimpp_error"]
     if sweep.data.split is not None:
         means |= dict.fromkeys(f"dev/{HELDOUT}/{metric}" for metric in _averaged([averaged]))
-        single += [f"dev/{HELDOUT}/{subset}/{metric}" for subset in _heldout_subsets(sweep) for metric in averaged]
+        heldout = dict.fromkeys(f"{other}-{anchor}" for anchor, other in _heldout_pairs(sweep))
+        single += [f"dev/{HELDOUT}/{subset}/{metric}" for subset in heldout for metric in averaged]
     single += [f"dev/{place}/{metric}" for place in _languages_with_means(sweep) for metric in _averaged([averaged])]
     whole = (*means, *single)
     smaller = sorted(sweep.training.matryoshka, reverse=True)[1:]
@@ -156,10 +157,6 @@ def task_subsets(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
         case Clustering():
             return (*spoken, "mixed") if len(spoken) > 1 else spoken
     return tuple(f"{other}-{anchor}" for anchor, other in source_pairs(task.source, {}, priority))
-
-
-def _heldout_subsets(sweep: Sweep) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(f"{other}-{anchor}" for anchor, other in _heldout_pairs(sweep)))
 
 
 def _heldout_pairs(sweep: Sweep) -> list[tuple[str, str]]:

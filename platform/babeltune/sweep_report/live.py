@@ -87,7 +87,11 @@ class LivePage:
         if driven and self._drawn is not None and spare_s < 0:
             records = self._drawn[0]
         else:
-            records = hashlib.sha256(repr((driven, [*map(_version, _records(self.folder))])).encode()).hexdigest()[:16]
+            files = [
+                *(self.folder.path / name for name in RECORDS),
+                *sorted((self.folder.path / FOLDER).glob("*.json")),
+            ]
+            records = hashlib.sha256(repr((driven, [*map(_version, files)])).encode()).hexdigest()[:16]
         note, news = self._notes() if driven else (self._last_note(),) * 2
         return Snapshot(version=records, note=note, news=news, over=not driven)
 
@@ -142,11 +146,6 @@ def waiting(folder: SweepFolder) -> Document:
         sections=tuple(section for section in sections if section is not None),
         footer="Made by babeltune from the sweep's records.",
     )
-
-
-def _records(folder: SweepFolder) -> list[Path]:
-    """The files that the page is made of."""
-    return [*(folder.path / name for name in RECORDS), *sorted((folder.path / FOLDER).glob("*.json"))]
 
 
 def _version(path: Path) -> tuple[int, int] | None:

@@ -57,7 +57,10 @@ def bought_sentences_per_second(model: SentenceTransformer, texts: Sequence[str]
     """How many of the texts an off-the-shelf model encodes in a second, from its tokens to vectors, and the spread."""
     drawn = sorted((texts[i] for i in np.random.default_rng(0).permutation(len(texts))[:MOST]), key=len)
     read = [model.preprocess(drawn[i : i + BATCH]) for i in range(0, len(drawn), BATCH)]
-    batches = [{name: _moved(value, model.device) for name, value in batch.items()} for batch in read]
+    batches = [
+        {name: value.to(model.device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+        for batch in read
+    ]
 
     @torch.inference_mode()
     def encode() -> None:
@@ -65,10 +68,6 @@ def bought_sentences_per_second(model: SentenceTransformer, texts: Sequence[str]
             model(batch)["sentence_embedding"].cpu()
 
     return speed_and_spread(len(drawn), list(_timings(encode, model.device)))
-
-
-def _moved(value: object, device: torch.device) -> object:
-    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def _timings(work: Callable[[], object], device: torch.device) -> Iterator[float]:

@@ -57,7 +57,7 @@ def _note(sweep: Sweep, id_: str, rows: Sequence[Row], scored: Sequence[Row], ba
     for row in rows[:SHOWN]:
         scores = [f"{row.metrics[aim]:.4f}" if aim in row.metrics else "" for aim in aims]
         state = "baseline" if row.name in baselines else row.state
-        values = [_value(row.params.get(name)) for name in sweep.parameters]
+        values = ["" if (value := row.params.get(name)) is None else number(value) for name in sweep.parameters]
         lines.append(_line(link_to_run(row.name, row.name), state, *scores, *values))
     more = f"{len(rows) - SHOWN} more rows: `babeltune runs {id_}`" if len(rows) > SHOWN else ""
     links = [
@@ -138,7 +138,3 @@ def corpus_facts(prepared: Prepared, teacher: Mapping[str, Scalar]) -> bytes:
 
 def _line(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _value(value: Scalar | None) -> str:
-    return "" if value is None else number(value)

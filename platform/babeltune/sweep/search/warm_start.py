@@ -18,7 +18,7 @@ from babeltune.files import plain, write_json
 from babeltune.planning.space import Suggests
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.log import LEDGER, LoggedTrial, log_of
+from babeltune.sweep.state.log import LEDGER, log_of
 
 if TYPE_CHECKING:
     from babeltune.files import JsonObject
@@ -90,7 +90,12 @@ def _earlier(name: str, folder: Path, sweep: Sweep, suggest: Suggest) -> list[Fr
     trials = sorted(log_of(folders[0]).trials.items())
     finished = [(number, trial) for number, trial in trials if trial.state == "finished" and trial.logged]
     usable = [
-        _trial(distributions, number=number, params=trial.params or {}, values=_values(sweep, trial))
+        _trial(
+            distributions,
+            number=number,
+            params=trial.params or {},
+            values=[trial.reports[-1].metrics[objective.metric] for objective in sweep.objectives],
+        )
         for number, trial in finished
         if (distributions := distributions_if_inside(trial.params or {}, suggest))
     ]
@@ -100,11 +105,6 @@ def _earlier(name: str, folder: Path, sweep: Sweep, suggest: Suggest) -> list[Fr
             "search space; give both sweeps the same parameters, or leave warm_start out"
         )
     return usable
-
-
-def _values(sweep: Sweep, trial: LoggedTrial) -> list[float]:
-    """The objectives at the trial's last report."""
-    return [trial.reports[-1].metrics[objective.metric] for objective in sweep.objectives]
 
 
 def distributions_if_inside(params: Mapping[str, Scalar], suggest: Suggest) -> Distributions:
