@@ -281,10 +281,9 @@ def extend(
     before = folder.sweep().budget.trials
     if trials <= before:
         budget = f"sweep {folder.id} has a budget of {plural(before, 'trial')}"
-        missing = before - log_of(folder.path).ended
-        goes_on = f"; {plural(missing, 'trial')} of these {'is' if missing == 1 else 'are'} missing, and"
-        goes_on += f" `babeltune resume {folder.id}` goes on"
-        raise SpecError(f"--trials {trials}: {budget}; give more than that{goes_on if missing > 0 else ''}")
+        missing = max(before - log_of(folder.path).ended, 0)
+        goes_on = f"; `babeltune resume {folder.id}` trains the missing {plural(missing, 'trial')}" if missing else ""
+        raise SpecError(f"--trials {trials}: {budget}; give more than that{goes_on}")
     if is_driven(folder):
         raise SweepError(running_words(folder.id, with_cluster(cluster), "budget", f"--trials {trials}", "extend"))
     run_sweep(recorded_sweep(folder, trials), cluster, submission, as_json=as_json, into=folder.id)

@@ -149,14 +149,13 @@ def _selection(sweep: Sweep, best: Row, ours: Sequence[Standing], prepared: Prep
     return selection(objective.metric, value, finished, error, among=among, goal=objective.goal)
 
 
-def _course(sweep: Sweep, report: Report) -> float:
-    """How far the training was: pairs seen, or counted seconds."""
-    return report.metrics[COMPUTE] if sweep.budget.unit == "compute" and COMPUTE in report.metrics else report.pairs
-
-
 def _curve(sweep: Sweep, trial: str, reports: Sequence[Report], metric: str) -> Curve | None:
     """A metric over the trial's reports; None if no report has it."""
-    points = [(_course(sweep, each), each.metrics[metric]) for each in reports if metric in each.metrics]
+    seconds = sweep.budget.unit == "compute"  # counted, in place of pairs
+    reported = [each for each in reports if metric in each.metrics]
+    points = [
+        (each.metrics.get(COMPUTE, each.pairs) if seconds else each.pairs, each.metrics[metric]) for each in reported
+    ]
     return Curve(trial=trial, x=tuple(x for x, _ in points), y=tuple(y for _, y in points)) if points else None
 
 

@@ -87,10 +87,8 @@ class LivePage:
         if driven and self._drawn is not None and spare_s < 0:
             records = self._drawn[0]
         else:
-            files = [
-                *(self.folder.path / name for name in RECORDS),
-                *sorted((self.folder.path / FOLDER).glob("*.json")),
-            ]
+            place = self.folder.path
+            files = [*(place / name for name in RECORDS), *sorted((place / FOLDER).glob("*.json"))]
             records = hashlib.sha256(repr((driven, [*map(_version, files)])).encode()).hexdigest()[:16]
         note, news = self._notes() if driven else (self._last_note(),) * 2
         return Snapshot(version=records, note=note, news=news, over=not driven)
