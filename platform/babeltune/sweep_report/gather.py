@@ -153,10 +153,8 @@ def _curve(sweep: Sweep, trial: str, reports: Sequence[Report], metric: str) -> 
     """A metric over the trial's reports; None if no report has it."""
     seconds = sweep.budget.unit == "compute"  # counted, in place of pairs
     reported = [each for each in reports if metric in each.metrics]
-    points = [
-        (each.metrics.get(COMPUTE, each.pairs) if seconds else each.pairs, each.metrics[metric]) for each in reported
-    ]
-    return Curve(trial=trial, x=tuple(x for x, _ in points), y=tuple(y for _, y in points)) if points else None
+    x = tuple(each.metrics.get(COMPUTE, each.pairs) if seconds else each.pairs for each in reported)
+    return Curve(trial=trial, x=x, y=tuple(each.metrics[metric] for each in reported)) if reported else None
 
 
 def _diagnostics(sweep: Sweep, reports: Mapping[str, Sequence[Report]]) -> Iterator[Diagnostic]:
