@@ -11,6 +11,7 @@ text-embeddings-inference is a program of its own, and not measured."""
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -168,10 +169,12 @@ async def measured(target: Target, connections: int, length_s: float) -> Rate:
 
 
 def best(target: Target, length_s: float = SECONDS) -> Rate:
-    """The best rate within the limit; on a machine that is too busy for any, the best of all."""
+    """The best rate within the limit; on a machine that is too busy for any, the best of all. A server that resets
+    connections takes no more of them."""
     rates: list[Rate] = []
-    for connections in CONNECTIONS:
-        rates.append(asyncio.run(measured(target, connections, length_s)))
+    with contextlib.suppress(ConnectionResetError):
+        for connections in CONNECTIONS:
+            rates.append(asyncio.run(measured(target, connections, length_s)))
     within = [rate for rate in rates if rate.p99_ms <= 1000 * LIMIT_S]
     return max(within or rates, key=lambda rate: rate.rate)
 

@@ -9,6 +9,9 @@ import io
 import logging
 import os
 import warnings
+from collections import defaultdict
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -19,12 +22,14 @@ from torch import nn
 
 from babeltune.errors import SpecError
 from babeltune.models.hub import prompt_of
+from babeltune.promotion.canary import fixed_sentences
 from babeltune.promotion.readers import GRAPH, MISSING, mark
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 MODULES = {"Transformer", "Pooling", "Dense", "Normalize"}  # modules that a graph can have
+MOST_OFF = 0.15  # the share of a linear layer's output that eight bits may lose; beyond, it keeps 32
 MOST_BYTES = 2**31  # bytes of a graph in one file, by the format (protobuf)
 
 
@@ -43,6 +48,57 @@ class Graph(nn.Module):
         return vectors if self.dim is None else nn.functional.normalize(vectors[:, : self.dim], dim=1)
 
 
+class Rows(nn.Module):
+    """A table of token vectors in whole numbers, each row with a scale of its own."""
+
+    numbers: torch.Tensor
+    scales: torch.Tensor
+
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        rows = table.weight.detach()
+        scales = rows.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny) / 127
+        self.register_buffer("numbers", torch.round(rows / scales).to(torch.int8))
+        self.register_buffer("scales", scales)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """The vectors of these tokens: [texts, tokens, dim]."""
+        return self.numbers[ids] * self.scales[ids]
+
+
+def in_whole_numbers(model: nn.Module) -> nn.Module:
+    """A copy whose tables are `Rows`."""
+    copy = deepcopy(model)
+    for module in list(copy.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.Embedding):
+                setattr(module, name, Rows(child))
+    return copy
+
+
+def uneven_layers(model: SentenceTransformer) -> set[str]:
+    """The names of the linear layers that lose more than `MOST_OFF` of a token's output, on average over the fixed
+    sentences, if their inputs are eight bits with one scale. A few large inputs leave no bits to the others."""
+    off: dict[str, list[torch.Tensor]] = defaultdict(list)
+
+    def look(name: str, layer: nn.Linear, inputs: tuple[torch.Tensor]) -> None:
+        rows = inputs[0].detach().flatten(0, -2)
+        step = (rows.max().clamp(min=0) - rows.min().clamp(max=0)).clamp(min=1e-12) / 255
+        lost, whole = (
+            torch.linalg.norm(x @ layer.weight.T, dim=1) for x in (torch.round(rows / step) * step - rows, rows)
+        )
+        off[name].append(lost / whole.clamp(min=1e-12))
+
+    layers = [(name, each) for name, each in model.named_modules() if isinstance(each, nn.Linear)]
+    hooks = [each.register_forward_pre_hook(partial(look, name)) for name, each in layers]
+    try:
+        model.encode(fixed_sentences(), show_progress_bar=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name for name, parts in off.items() if float(torch.cat(parts).mean()) > MOST_OFF}
+
+
 def write_graph(model: SentenceTransformer, name: str, folder: Path, *, int8: bool, dim: int | None) -> None:
     """Writes the graph, the tokenizer and the prompt into a new folder.
 
@@ -58,6 +114,7 @@ def write_graph(model: SentenceTransformer, name: str, folder: Path, *, int8: bo
         raise SpecError(f"{name} has {size / 1e9:.1f} GB of weights, and a graph holds at most 2; train a smaller one")
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # or onnxruntime reports its use to Microsoft
     try:
+        import onnx  # type: ignore[import-not-found, import-untyped, unused-ignore]
         import onnxscript  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
         from onnxruntime import quantization
     except ImportError as error:
@@ -68,10 +125,16 @@ def write_graph(model: SentenceTransformer, name: str, folder: Path, *, int8: bo
     mark(folder, prompt=prompt_of(model))
     with TemporaryDirectory(dir=folder.parent) as place:
         whole = Path(place) / GRAPH if int8 else folder / GRAPH
-        _export(Graph(model.cpu().eval(), dim).eval(), tokenizer, whole)
+        encoder = model.cpu().eval()
+        _export(Graph(in_whole_numbers(encoder) if int8 else encoder, dim).eval(), tokenizer, whole)
         if int8:
-            # A weight keeps seven bits: without VNNI, sums of two products of eight bits overflow.
-            quantization.quantize_dynamic(whole, folder / GRAPH, per_channel=True, reduce_range=True)
+            scopes = [f"'model.{name}'" for name in uneven_layers(model)]
+            nodes = [(each.name, [fact.value for fact in each.metadata_props]) for each in onnx.load(whole).graph.node]
+            # onnxruntime would give a table one scale. A weight of a product keeps seven bits: without VNNI, sums of
+            # two products of eight bits overflow.
+            products = {"op_types_to_quantize": ["MatMul", "Gemm"], "per_channel": True, "reduce_range": True}
+            exact = [name for name, facts in nodes if any(scope in fact for scope in scopes for fact in facts)]
+            quantization.quantize_dynamic(whole, folder / GRAPH, nodes_to_exclude=exact, **products)
 
 
 def _tokenizer(model: SentenceTransformer, name: str) -> Tokenizer:
