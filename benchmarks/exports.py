@@ -62,7 +62,10 @@ def scores_sweep(cluster: Cluster) -> str:
         file.write_text(json.dumps({"storage": cluster.storage, "mlflow": cluster.mlflow}), encoding="utf-8")
         command = [sys.executable, "-m", "babeltune.cli", "submit", text, "--with", str(data)]
         done = subprocess.run(
-            [*command, "--trials", "1", "--cluster", str(file), "--json"], cwd=ROOT, stdout=subprocess.PIPE, check=True
+            [*command, "--trials", "1", "--cluster", str(file), "--accept-changes", "--json"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            check=True,
         )
     return str(json.loads(done.stdout)["sweep"])
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
@@ -18,7 +19,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from babeltune.data.teacher import teacher_folder
 from babeltune.promotion.fresh_scorer import encoder_of
-from babeltune.promotion.onnx_graph import write_graph
+from babeltune.promotion.onnx_graph import Rows, uneven_layers, write_graph
 from babeltune.schema.records import Teacher
 
 pytestmark = [pytest.mark.usefixtures("one_scoring_process"), pytest.mark.slow]
@@ -61,6 +62,40 @@ def test_a_graph_gives_the_vectors_of_the_model(small, tmp_path, int8, dim, leas
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     assert (vectors * expected).sum(1).min() > least
     assert (tmp_path / "graph" / "model.onnx").stat().st_size > 0
+
+
+def test_a_row_of_a_table_has_a_scale_of_its_own():
+    table = torch.nn.Embedding(40, 8)
+    with torch.no_grad():
+        table.weight.mul_(torch.logspace(-3, 3, 40)[:, None])
+        table.weight[7] = 0
+    rows, ids = Rows(table), torch.tensor([[0, 7], [39, 3]])
+    assert rows.numbers.dtype == torch.int8
+    most = table.weight.abs().amax(dim=1, keepdim=True)
+    assert ((rows(ids) - table(ids)).abs() <= most[ids] / 254 * 1.001).all()
+    assert not rows(ids)[0, 1].any()
+
+
+def test_a_layer_whose_inputs_are_uneven_keeps_its_32_bits(small, tmp_path):
+    """One input is a thousand times the others, and no output needs it."""
+    model = SentenceTransformer(str(small), device="cpu")
+    assert uneven_layers(model) == set()
+    (first,) = (layer for name, layer in model.named_modules() if name.endswith("layer.1.intermediate.dense"))
+    (second,) = (layer for name, layer in model.named_modules() if name.endswith("layer.1.output.dense"))
+    with torch.no_grad():
+        first.bias[5] += 300
+        second.weight[:, 5] = 0
+    (name,) = uneven_layers(model)
+    assert name.endswith("layer.1.output.dense")
+    write_graph(model, "small", tmp_path / "graph", int8=True, dim=None)
+    vectors = encoder_of(str(tmp_path / "graph"))(TEXTS, [""] * 4)
+    assert (vectors * model.encode(TEXTS)).sum(1).min() > 0.99
+    kinds = [
+        tuple(each.dims)
+        for each in onnx.load(tmp_path / "graph" / "model.onnx").graph.initializer
+        if each.data_type == onnx.TensorProto.FLOAT
+    ]
+    assert kinds.count((64, 32)) == 1, "the other layer's weight has eight bits"
 
 
 def test_the_command_writes_a_folder_whose_card_encodes_without_torch(small, copied_home, command, tmp_path):
