@@ -30,7 +30,7 @@ def test_the_table_of_forms_is_the_records_and_their_goals_hold():
     assert exports.FIGURES.is_shown()
     static = next(row for row in record["rows"] if (row["model"], row["bits"]) == ("static", 8))
     assert static["sizes"][1] <= 0.27 * static["sizes"][0]
-    assert [name for name in ("bitext", "sts", "search") if not any(name in mean for mean in static["lost"])] == []
+    assert [name for name in ("bitext", "sts", "retrieval") if not any(name in mean for mean in static["lost"])] == []
     assert max(static["lost"].values()) <= 0.002
     assert record["adapter"]["kept"] >= 0.95
     eight = next(row for row in record["rows"] if (row["model"], row["bits"]) == ("Transformer", 8))

@@ -1,5 +1,7 @@
 """Whom a cluster file tells of ends and promotions, and how a secret is read from a file of its own."""
 
+from __future__ import annotations
+
 import os
 import re
 import stat

@@ -2,6 +2,8 @@
 
 Field names are the keys of the sweep file, and their docstrings are its reference."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 

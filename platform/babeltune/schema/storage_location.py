@@ -1,5 +1,7 @@
 """Where a mirror is: plain values that every node of a cluster understands."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 from dataclasses import dataclass
