@@ -41,6 +41,17 @@ def hub(monkeypatch):
         yield server
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "1_Dense/model.safetensors"])
+def test_weights_that_were_cut_off_go_nowhere(command, model, hub, tmp_path, file):
+    weights = (model / file).read_bytes()
+    (model / file).write_bytes(weights[: len(weights) // 2])
+    for place in ("me/small", tmp_path / "out"):
+        words = command.refuses("push", model, place, "--license", "mit")
+        assert f"{model / file} is damaged (" in words
+        assert "promote or export the model again" in words
+    assert (hub.files, (tmp_path / "out").exists()) == ({}, False)
+
+
 def test_all_files_go_in_one_commit_to_a_private_repository(command, model, hub):
     assert "4 files (apache-2.0) are in" in command.prints("push", model, "me/small", "--license", "apache-2.0")
     assert (hub.repositories, hub.commits) == ({"me/small": True}, 1)

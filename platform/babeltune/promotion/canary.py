@@ -6,6 +6,7 @@ of the model whose index it searches. A model fits if its vectors of the sentenc
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import babeltune
-from babeltune.errors import DataError, TeacherError
+from babeltune.errors import DataError, TeacherError, shortened
 from babeltune.evaluation.projection import unit_rows
 from babeltune.files import json_text, sha256_of, write_whole
 from babeltune.promotion.fresh_scorer import encoder_of
@@ -171,6 +172,8 @@ def server_encoder(url: str, model: str) -> Encode:
                 raise ValueError("its answer has no vector for each sentence")
         except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
             words = str(error).removeprefix("<urlopen error ").removesuffix(">")
+            if isinstance(error, urllib.error.HTTPError):  # its body says why
+                words += f": {shortened(error.read(2000).decode(errors='replace'), 300)}"
             reason = words if isinstance(error, (OSError, ValueError)) else "it answers something else"
             example = "such as http://127.0.0.1:8000/v1/embeddings, and its model with --served-name"
             todo = f"name the embeddings route of a server that runs, {example}"

@@ -52,6 +52,7 @@ def push(model: str, repo: str, cluster: Cluster, *, license: str | None = None,
     from babeltune.promotion.model_names import model_folder  # torch: a refusal above comes without it
 
     folder = Path(model_folder(model, cluster))
+    _refuse_damaged(folder)
     card, license = complete_card(folder, model, license, None if place is not None else repo)
     files = {str(path.relative_to(folder)): path for path in _files_of(folder)}
     if place is None:
@@ -66,6 +67,22 @@ def push(model: str, repo: str, cluster: Cluster, *, license: str | None = None,
 
     write_folder(write, place)
     return Pushed(url=str(place), license=license, files=(*files, CARD), public=None, warnings=_unlicensed(card))
+
+
+def _refuse_damaged(folder: Path) -> None:
+    """`SpecError` for weights that were cut off."""
+    from safetensors import SafetensorError, safe_open
+
+    from babeltune.promotion.readers import reader_of
+
+    if reader_of(folder) is not None:
+        return
+    for path in sorted(folder.rglob("*.safetensors")):
+        try:
+            with safe_open(path, "np"):
+                pass
+        except SafetensorError as error:
+            raise SpecError(f"{path} is damaged ({error}); promote or export the model again") from error
 
 
 def _unlicensed(card: str) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from babeltune.files import write_json
 from babeltune.models.hub import routes_of
 from babeltune.promotion.canary import CANARY, LEAST, Canary, Fit, canary_by, fit_of, read_canary, write_canary
 from babeltune.promotion.model_files import check_free, write_folder
+from babeltune.promotion.readers import is_export
 from babeltune.schema.base import from_plain
 
 if TYPE_CHECKING:
@@ -213,6 +214,8 @@ def check_fit(index: TextIndex, folder: str, name: str) -> Fit:
     if fit.cosine < LEAST:
         old = record.folder if name == record.model else record.model  # an alias may have moved since
         todo = f"make its queries fit, `babeltune adapter {old} {name} --out NEW`, and search with --model NEW"
+        if is_export(Path(folder)):  # an export has no layers, so that no adapter is put after it
+            todo = f"search with {old}, or index the texts again with {name}"
         words = f"{name} does not fit the index {index.folder} of {old}: {fit.words()} ({LEAST} is needed)"
         raise MisfitError(f"{words}; {todo}")
     return fit

@@ -148,7 +148,7 @@ budget: {{trials: {proposal.trials}}}
 # The best {KEPT} trials keep their checkpoints; the scores of all stay. Without this line all checkpoints stay.
 keep: {{trials: {KEPT}, optimizer: false}}
 # A model is registered if it finds the translation 5 times as often as chance ({1 / pool:.2%} in the smallest set) and
-# oftener than an untrained student.
+# more often than an untrained student.
 promotion:
   gates:
     - {{test: mine, times_chance: 5, times_untrained: 1}}
