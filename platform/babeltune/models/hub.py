@@ -242,7 +242,9 @@ def open_model(folder: str) -> SentenceTransformer:
             )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         reason = _missing_package(folder) or _first_line(error)
-        raise TeacherError(f"{folder!r} cannot be loaded as a sentence-transformers model: {reason}") from error
+        raise TeacherError(
+            f"{folder!r} cannot be loaded as a sentence-transformers model: {reason}; make or get it again"
+        ) from error
 
 
 def prompt_of(model: SentenceTransformer) -> str:

@@ -19,6 +19,7 @@ from babeltune.data.prepared import Prepared
 from babeltune.errors import BabeltuneError, SpecError
 from babeltune.files import plain, write_json
 from babeltune.promotion.fresh_scorer import encoder_of
+from babeltune.promotion.readers import is_export
 from babeltune.promotion.statistics import holm
 from babeltune.schema.base import from_plain
 
@@ -146,7 +147,8 @@ class Drift:
         if not self.sweep_pays:
             return f"drift of {kinds}: no reason to train, as meanings and words are those of before"
         new = f", in {', '.join(self.new_languages)}, too" if self.new_languages else ""
-        return f"drift of {kinds}: a warm sweep may pay: `student.start: {model}`, and such text in data.train{new}"
+        start = "the model that it was exported from" if is_export(Path(model)) else model
+        return f"drift of {kinds}: a warm sweep may pay: `student.start: {start}`, and such text in data.train{new}"
 
 
 def sample_of(folder: str, texts: Sequence[str], stage: str) -> Sample:
