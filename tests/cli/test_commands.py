@@ -464,10 +464,14 @@ def test_extend_wants_more_trials_than_the_sweep_has(command, home):
         assert "must be from 1 to 1,000,000" in command.refuses(name, "searched", "--trials", 10**20)
     err = command.refuses("resume", "searched", "--trials", 3)
     assert f"--trials 3: sweep {home.id} has a budget of 4; give no less" in " ".join(err.split())
-    sweep = home.sweep()
-    home.write("sweep.json", replace(sweep, budget=replace(sweep.budget, trials=5)))  # as an extension that was refused
+
+
+def test_extend_names_the_trials_that_are_missing(command, copied_home):
+    """A budget that was raised by an extension which was then refused."""
+    sweep, folder, _ = copied_home
+    folder.write("sweep.json", replace(sweep, budget=replace(sweep.budget, trials=5)))
     err = " ".join(command.refuses("extend", "searched", "--trials", 5).split())
-    assert f"; `babeltune resume {home.id}` trains the missing 1 trial" in err
+    assert f"; `babeltune resume {folder.id}` trains the missing 1 trial" in err
 
 
 def test_a_file_that_asks_for_fewer_trials_than_were_asked_for_says_so(command, copied_home, tmp_path):
