@@ -241,10 +241,8 @@ def open_model(folder: str) -> SentenceTransformer:
                 model_kwargs={"dtype": torch.float32, "use_safetensors": True},
             )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        reason = _missing_package(folder) or _first_line(error)
-        raise TeacherError(
-            f"{folder!r} cannot be loaded as a sentence-transformers model: {reason}; make or get it again"
-        ) from error
+        reason = _missing_package(folder) or f"{_first_line(error)}; make or get it again"
+        raise TeacherError(f"{folder!r} cannot be loaded as a sentence-transformers model: {reason}") from error
 
 
 def prompt_of(model: SentenceTransformer) -> str:
