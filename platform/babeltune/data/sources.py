@@ -239,7 +239,8 @@ def unchanged(path: Path, read: Callable[[], Iterable[Result]]) -> Iterator[Resu
     except DataError as error:
         refusal = error
     if path.is_file() and version(path) != before:  # a pipe changes as it is read
-        raise DataError(f"{path} was changed while it was read; let what writes it end, and run this again")
+        words = "let what writes it end, and run this again"
+        raise DataError(f"{path} was changed while it was read; {words}") from refusal
     if refusal is not None:
         raise refusal
 
