@@ -79,10 +79,10 @@ def row(
 
     from babeltune.promotion.model_names import model_folder
     from babeltune.promotion.readers import reader_of
-    from babeltune.promotion.small_table import Form, export_small
+    from babeltune.promotion.small_table import SmallForm, export_small
 
     out = place / f"{kind}{len(list(place.iterdir()))}"
-    done = export_small(model, out, cluster, form=Form(**form), sweep=sweep, most_lost=1.0)  # type: ignore[arg-type]
+    done = export_small(model, out, cluster, form=SmallForm(**form), sweep=sweep, most_lost=1.0)  # type: ignore[arg-type]
     whole = SentenceTransformer(model_folder(model, cluster), device="cpu")
     before, measured = torch.get_num_threads(), {}
     for threads in THREADS:

@@ -12,9 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from babeltune.apps.filtering.filter import Filtered, NoisyCorpus, Translation, filter_corpus
+from babeltune.apps.filtering.filter import Filtered, NoisyCorpus, TranslationTest, filter_corpus
 from babeltune.apps.filtering.translate import Recipe
-from babeltune.apps.mining.mine import Encoding, Settings
+from babeltune.apps.mining.mine import Encoding, MiningSettings
 from babeltune.apps.mining.vectors import model_at
 from babeltune.files import plain
 from babeltune.stages import no_progress
@@ -42,11 +42,13 @@ def random_encoder(folder: Path, texts: list[str]) -> str:
 
 def judged(place: Path, name: str, model: str, prompt: str, test: str) -> dict[str, Any]:
     """The subsets that an encoder ranks first, and the scores of the models that they train."""
-    translation = Translation(RECIPE, test, lambda size, step, of, loss: print(name, size, step, of, loss, flush=True))
+    translation = TranslationTest(
+        RECIPE, test, lambda size, step, of, loss: print(name, size, step, of, loss, flush=True)
+    )
     scorer = model_at(model, prompt=prompt)
     encoding = Encoding(models=(scorer, scorer), storage=place / "vectors", progress=no_progress)
     corpus = NoisyCorpus(str(place / "noisy.tsv"), ("fra", "eng"), ["fr", "ru"], drop=False, codec=None)
-    report: Filtered = filter_corpus(corpus, place / name, list(SIZES), lambda: encoding, Settings(), translation)
+    report: Filtered = filter_corpus(corpus, place / name, list(SIZES), lambda: encoding, MiningSettings(), translation)
     assert report.translation is not None
     subsets = zip(report.subsets, report.translation.results, strict=True)
     return {"model": model, "subsets": [plain(subset) | dict(scores) for subset, scores in subsets]}

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from babeltune.apps.mining.resumable_search import ResumableSearch, both_ways_resumable
-from babeltune.apps.mining.rows import Rows
+from babeltune.apps.mining.rows import UnitRows
 from babeltune.apps.mining.tiles import nothing
 from babeltune.apps.mining.vectors import KIND, SHARD
 from babeltune.data.store import Array, Contents, build
@@ -204,7 +204,7 @@ def memory() -> dict[int, int]:
 def mined_text(count: int, model: str | None) -> dict[str, Any]:
     """Mines known pairs with English end to end, French ones first: seconds, memory, recall and precision, and the
     recall of LASER's steps on vectors of the same model."""
-    from babeltune.apps.mining.mine import Encoding, Settings, mine
+    from babeltune.apps.mining.mine import Encoding, MiningSettings, mine
     from babeltune.apps.mining.vectors import model_at
     from babeltune.models.hub import BUNDLED, model_folder
 
@@ -224,14 +224,14 @@ def mined_text(count: int, model: str | None) -> dict[str, Any]:
             folder / "sources",
             folder / "targets",
             folder / "out.tsv",
-            Settings(),
+            MiningSettings(),
             Encoding(models=(chosen, chosen), storage=folder, progress=lambda *_: None),
         )
         seconds = time.monotonic() - started
         rows = [line.split("\t")[1:] for line in (folder / "out.tsv").read_text(encoding="utf-8").splitlines()]
         # Encoded again, in another order: a shard whose vectors stand beside other texts does not pass for the truth.
         sides = [list(known), list(dict.fromkeys(known.values()))]
-        x, y = (Rows(chosen.encode(side)).block(0, len(side)).numpy() for side in sides)
+        x, y = (UnitRows(chosen.encode(side)).block(0, len(side)).numpy() for side in sides)
     reference = sum(known[sides[0][i]] == sides[1][j] for i, j in by_laser(x, y, K))
     right = sum(known.get(source) == target for source, target in rows)
     return {

@@ -22,7 +22,7 @@ from babeltune.files import plain
 from babeltune.planning.recorded import sweep_id
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Report, Sweep
-from babeltune.sweep.state.examples import EXAMPLES, Examples, ExampleSentence, LanguageAlignment, Similarities
+from babeltune.sweep.state.examples import EXAMPLES, ExampleSentence, ExampleSentences, LanguageAlignment, Similarities
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.log import LEDGER, Ledger
 from babeltune.sweep.state.messages import TrialEnd
@@ -40,7 +40,7 @@ GOALS = {"status_s": 3.0, "report_s": 5.0, "report_mb": 300.0, "watch_share": 0.
 LOOKS = 30  # looks of a viewer that are timed
 
 
-EXAMPLE = Examples(
+EXAMPLE = ExampleSentences(
     trial="t0000",
     report=1,
     dev_set="everyday",

@@ -31,7 +31,7 @@ from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.workers.connection import local_ray
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.pool_settings import PoolSettings
-from babeltune.sweep.workers.worker import Reporter
+from babeltune.sweep.workers.worker import DispatcherReporter
 from benchmarks.race import Row, options, verdict
 
 GOAL = 1 / 1.2
@@ -48,7 +48,7 @@ class ExampleRequest(TypedDict):
     value: float
 
 
-def work(assignment: TrialAssignment, dispatcher: Reporter, rank: int, world: int, device: str) -> None:
+def work(assignment: TrialAssignment, dispatcher: DispatcherReporter, rank: int, world: int, device: str) -> None:
     """What a worker group runs as a trial: so many `reports` over so many `seconds` of sleep."""
     asked = cast("ExampleRequest", assignment.trial)
     reports, seconds, value = asked["reports"], asked["seconds"], asked["value"]

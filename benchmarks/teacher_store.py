@@ -23,7 +23,7 @@ from babeltune.data.teacher import TeacherModel, build_teacher_store, load_encod
 from babeltune.planning.space import make_trial
 from babeltune.schema.records import Sweep, Trial
 from babeltune.training.averages import Averages
-from babeltune.training.batches import Reader
+from babeltune.training.batches import BatchReader
 from benchmarks.race import cpu_seconds, options, race, verdict
 from benchmarks.work import benchmark_sweep, describe_lengths, part_of, prepare_text, start, texts_of
 
@@ -36,7 +36,7 @@ TOLERANCE = 1e-3  # largest difference of two losses, relative: the store keeps 
 
 
 @dataclass
-class OnlineReader(Reader):
+class OnlineReader(BatchReader):
     """Asks the teacher for each batch's vectors instead of the store."""
 
     model: TeacherModel | None = None
@@ -92,7 +92,7 @@ class Work:
         for trial in self.trials:
             run, meter = start(trial, prepared), Averages(every=1)
             if online:
-                fields = {name: getattr(run.steps.reader, name) for name in Reader.__dataclass_fields__}
+                fields = {name: getattr(run.steps.reader, name) for name in BatchReader.__dataclass_fields__}
                 run.steps.reader = OnlineReader(**fields, model=self.model)
             for step in range(len(run.steps.schedule)):
                 run.one_step(step, meter, flush=False)

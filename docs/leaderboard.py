@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from babeltune.cli.common import folder_of
+from babeltune.cli.common import sweep_folder
 from babeltune.cli.render import show_leaderboard
 from babeltune.files import write_whole
 
@@ -18,7 +18,7 @@ COLUMNS = 165
 def main(name: str = "quickstart") -> None:
     """Writes the picture. It names no font of another server, so it can be shown without a network."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
-    show_leaderboard(folder_of(name, None), console)
+    show_leaderboard(sweep_folder(name, None), console)
     drawn = console.export_svg(title=f"babeltune runs {name}", unique_id="leaderboard")
     local = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
     write_whole(PICTURE, (local.rstrip() + "\n").encode())

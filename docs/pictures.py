@@ -22,7 +22,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 
-from babeltune.cli.common import cluster_of, folder_of
+from babeltune.cli.common import cluster_of, sweep_folder
 from babeltune.cli.terminal_view import picture
 from babeltune.cli.watch import HOST, server_of
 from babeltune.files import write_whole
@@ -189,7 +189,7 @@ def check_private(text: str, name: str) -> None:
 
 def main(part: str, name: str = "quickstart", link: str = "") -> None:
     """Takes the pictures of one part."""
-    folder = folder_of(name, None)
+    folder = sweep_folder(name, None)
     parts: dict[str, Callable[[], None]] = {
         "terminal": lambda: draw_terminal(folder),
         "report": lambda: draw_report(folder),

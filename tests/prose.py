@@ -1,9 +1,9 @@
 """Checks the prose of the repository: `make lint` runs it, and it prints a line for each fault and then fails.
 
 It looks at docstrings, comments and texts of Python files, at Markdown, and at the comments of YAML files. It refuses
-words of the project's old private vocabulary, sentences above 30 words, docstrings of constants that start in
-mid-sentence, functions above 60 lines, functions with more than seven parameters, and classes with more than 20
-methods of their own. Commands of typer and their functions in `api.py` have one parameter per option."""
+phrases that are hard to read, names that do not say what a thing is, sentences above 30 words, docstrings of constants
+that start in mid-sentence, functions above 60 lines, functions with more than seven parameters, and classes with more
+than 20 methods of their own. Commands of typer and their functions in `api.py` have one parameter per option."""
 
 import ast
 import inspect
@@ -23,35 +23,21 @@ MOST_PARAMETERS = 7  # parameters of a function, without `self` and `cls`
 API = "platform/babeltune/api.py"  # the functions of the commands: they have one parameter per option, too
 MOST_METHODS = 20  # methods of a class
 
-BANNED = {
-    r"\blanes?\b": "worker group",
-    r"\bdesks?\b": "dispatcher",
-    r"\bslates?\b": "process state",
-    r"\bcouriers?\b": "driver sync",
-    r"\bhomeless\b": "unplaced",
-    r"\bnudge[sd]?\b": "wake",
-    r"\bkeep_house\b": "trim_memory",
-    r"\bpayloads?\b": "assignment",
-    r"\bpatient(ly)?\b": "timeout",
-    r"\b(cluster's|storage's|store's) patience\b": "storage_timeout",
-    r"\bsilence\b": "progress_timeout",
-    r"\bheard\b": "heartbeat",
-    r"\btold\b": "called with, given, sent",
+AVOIDED = {
     r"\bof which\b": "two sentences",
-    r"\b(sign of life|signs of life)\b": "heartbeat",
-    r"\blook(s|ed|ing)? on\b": "read, reader",
-    r"\blearners?\b": "training step",
-    r"\berrands?\b": "request, action",
-    r"(?<![.`\"'])\b(un)?seals?\b(?!ed)": "manifest",
-    r"\bthe board\b": "leaderboard, progress",
-    r"\bin so many words\b": "plain words",
+    r"(?<!there )\bis none\b(?! of| the)": "there is no …",
     r"\bby so much\b": "the amount",
+    r"\b[Ss]o many\b": "the number, or its name",
+    r"\bwhat it was given\b": "the thing's name",
+    r"\bnobody can say\b": "it is not known",
+    r"\btells nobody\b": "does nothing",
+    r"\bfor who(ever)? looks on\b": "for readers",
 }
-"""Words of the old vocabulary, as patterns, and what to write instead."""
-ANY_BANNED = re.compile("|".join(BANNED), re.IGNORECASE)  # most lines have none of them, which one search shows
-ALLOWED = re.compile(r"lanes?'? (?:of|in) (?:AVX|SIMD)|\blane\b(?=')")
-"""Uses of banned words that are fine: vector units have lanes."""
-EXEMPT = {"CHANGELOG.md", "tests/prose.py", "tests/test_prose.py"}  # files that name the old words on purpose
+"""Phrases that STYLE names as hard to read, as patterns, and what to write instead."""
+ANY_AVOIDED = re.compile("|".join(AVOIDED))  # most texts have none of them, which one search shows
+VAGUE = frozenset({"found", "known", "kept", "own", "there", "given", "made", "counted", "named", "located", "said"})
+"""Names that say what was done to a thing, and not what it is."""
+EXEMPT = {"CHANGELOG.md", "tests/prose.py", "tests/test_prose.py"}  # files that name the faults on purpose
 CONTINUES = (
     "Of|Or|And|But|That|Whose|Who|Than|Else|Also|Those|Them|It|Its|They|Their|Such|So|Besides|Told|Where|As|By|"
     "Since|From|With|Without|Beside|Before|After|Into|Nor|Not"
@@ -93,13 +79,27 @@ def long_sentences(path: str, line: int, text: str) -> Iterator[Fault]:
             yield Fault(path, line, f"{words} words in a sentence, at most {LONGEST_SENTENCE}: {sentence[:70]}…")
 
 
-def old_words(path: str, line: int, text: str) -> Iterator[Fault]:
-    """A fault for each word of the old vocabulary."""
-    for number, each in enumerate(text.split("\n")):
-        allowed = ALLOWED.sub("", each) if ANY_BANNED.search(each) else ""
-        for pattern, instead in BANNED.items() if allowed else ():
-            for found in re.finditer(pattern, allowed, re.IGNORECASE):
-                yield Fault(path, line + number, f"{found[0]!r} is of the old vocabulary; write: {instead}")
+def avoided_phrases(path: str, line: int, text: str) -> Iterator[Fault]:
+    """A fault for each phrase that is hard to read."""
+    if ANY_AVOIDED.search(text):
+        for number, each in enumerate(text.split("\n")):
+            for pattern, instead in AVOIDED.items():
+                for match in re.finditer(pattern, each):
+                    yield Fault(path, line + number, f"{match[0]!r} is hard to read; write: {instead}")
+
+
+def vague_names(path: str, tree: ast.AST) -> Iterator[Fault]:
+    """A fault for each variable, parameter or function whose name does not say what it is."""
+    for node in ast.walk(tree):
+        name = ""
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.id
+        elif isinstance(node, ast.arg):
+            name = node.arg
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            name = node.name
+        if name.strip("_") in VAGUE:
+            yield Fault(path, getattr(node, "lineno", 1), f"the name {name!r} does not say what it is")
 
 
 def documented(tree: ast.AST) -> Iterator[tuple[ast.Constant, ast.stmt | None]]:
@@ -143,11 +143,12 @@ def python_faults(path: str, source: str) -> Iterator[Fault]:
     """Faults of a Python file. In tests, only words count."""
     tree = ast.parse(source)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type in (tokenize.STRING, tokenize.COMMENT, tokenize.NAME):
-            yield from old_words(path, token.start[0], token.string.replace("_", " "))
+        if token.type in (tokenize.STRING, tokenize.COMMENT):
+            yield from avoided_phrases(path, token.start[0], token.string)
     if path.startswith("tests/"):
         return
     yield from shape(path, tree)
+    yield from vague_names(path, tree)
     for constant, assigned in documented(tree):
         text = inspect.cleandoc(str(constant.value))
         yield from long_sentences(path, constant.lineno, text)
@@ -162,9 +163,9 @@ def faults_of(path: str, source: str) -> list[Fault]:
     if path.endswith(".py"):
         return sorted(set(python_faults(path, source)))
     if path.endswith(".md"):
-        return [*old_words(path, 1, source), *long_sentences(path, 1, source)]
+        return [*avoided_phrases(path, 1, source), *long_sentences(path, 1, source)]
     comments = "\n".join(line.partition("#")[2] for line in source.split("\n"))
-    return list(old_words(path, 1, comments))
+    return list(avoided_phrases(path, 1, comments))
 
 
 def main() -> None:

@@ -228,7 +228,7 @@ def controllers_beside_ranks(folder):
 
 
 class LeaseActor:
-    """An actor that holds what it was given."""
+    """An actor that holds a value."""
 
 
 def wait_for_room(folder):

@@ -27,13 +27,12 @@ def test_good_text_has_no_faults():
     ("planted", "found"),
     [
         (f'"""{LONG}"""\n', f"{LONGEST_SENTENCE + 1} words in a sentence"),
-        ('"""A lane waits."""\n', "'lane' is of the old vocabulary; write: worker group"),
-        ("# the desk answers\n", "'desk' is of the old vocabulary; write: dispatcher"),
-        ('print(f"{name} was heard")\n', "'heard' is of the old vocabulary"),
-        ("# whoever looks on reads\n", "'looks on' is of the old vocabulary; write: read, reader"),
-        ('"""What the board shows."""\n', "'the board' is of the old vocabulary"),
-        ("def run_payload():\n    pass\n", "'payload' is of the old vocabulary"),
-        ('"""Trials of which one failed."""\n', "'of which' is of the old vocabulary"),
+        ('"""Trials of which one failed."""\n', "'of which' is hard to read; write: two sentences"),
+        ("# None for a text that is none\n", "'is none' is hard to read; write: there is no …"),
+        ('print(f"so many rows as {name} has")\n', "'so many' is hard to read"),
+        ('"""Tells the pool, for whoever looks on."""\n', "'for whoever looks on' is hard to read; write: for readers"),
+        ("found = 3\n", "the name 'found' does not say what it is"),
+        ("def rows(given):\n    pass\n", "the name 'given' does not say what it is"),
         ('RATE = 2\n"""Of the learning."""\n', "starts in mid-sentence: Of the learning."),
         ('RATE = 2\n"""seconds of a wait."""\n', "starts in mid-sentence: seconds of a wait."),
         ("def long():\n" + "    pass\n" * LONGEST_FUNCTION, f"long has {LONGEST_FUNCTION + 1} lines"),
@@ -57,12 +56,12 @@ def test_only_commands_of_typer_may_have_many_parameters():
 
 def test_markdown_and_comments_of_yaml_are_read_too():
     assert "31 words" in str(faults_of("docs/page.md", f"# Title\n\n{LONG}\n")[0])
-    assert "'lanes'" in str(faults_of("docs/page.md", "Four lanes.\n")[0])
-    assert str(faults_of("clusters/a.yaml", "name: x\nworkers: 1 # in each lane\n")[0]).startswith(
-        "clusters/a.yaml:2: 'lane'"
+    assert "'of which'" in str(faults_of("docs/page.md", "Four, of which one.\n")[0])
+    assert str(faults_of("clusters/a.yaml", "name: x\nworkers: 1 # so many for each\n")[0]).startswith(
+        "clusters/a.yaml:2: 'so many'"
     )
 
 
 def test_in_tests_words_count_and_sentences_do_not():
     assert faults_of("tests/test_x.py", f'"""{LONG}"""\n') == []
-    assert len(faults_of("tests/test_x.py", "def test_a_lane_waits():\n    pass\n")) == 1
+    assert len(faults_of("tests/test_x.py", '"""Rows of which one is bad."""\n')) == 1

@@ -275,7 +275,7 @@ def export(
     keeps the first numbers of each vector. Both forms are scored on the dev sets of `sweep`, by default the model's
     own. If a mean loses more than `most_lost`, nothing is written and the result's `folder` is None. Raises `SpecError`
     for a model that cannot have this form, if no sweep is known, and if `out` exists."""
-    from babeltune.promotion.small_table import Form, export_small
+    from babeltune.promotion.small_table import SmallForm, export_small
 
     format, bits, dim = form.get("format"), form.get("bits"), form.get("dim")
     if format not in (None, "static", "onnx") or bits not in (None, 4, 8) or (dim is not None and dim < 1):
@@ -283,7 +283,7 @@ def export(
         raise SpecError(f"{words}: write format 'static' or 'onnx', bits 4 or 8, and a dim of at least 1")
     place = _cluster(cluster)
     with _listening(progress):
-        return export_small(str(model), Path(out), place, form=Form(**form), sweep=sweep, most_lost=most_lost)
+        return export_small(str(model), Path(out), place, form=SmallForm(**form), sweep=sweep, most_lost=most_lost)
 
 
 def runs(sweep: str | None = None, *, cluster: str | Path | None = None, archived: bool = False) -> pd.DataFrame:

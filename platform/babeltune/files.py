@@ -304,7 +304,7 @@ class LineCursor:
             return file.read(len(self.seam)) == self.seam
 
     def lines(self, path: Path) -> Iterator[bytes]:
-        """The whole lines from here on. One that is still being written, or was cut off, is none."""
+        """The whole lines from here on. A line that is still being written, or was cut off, is not whole."""
         with path.open("rb") as file:
             file.seek(self.offset)
             yield from itertools.takewhile(lambda line: line.endswith(b"\n"), file)

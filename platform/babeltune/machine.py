@@ -49,7 +49,7 @@ def this_process() -> str:
 
 
 def lives(process: str) -> bool | None:
-    """Whether a process of this machine lives. None for one of another machine, or a name that is none."""
+    """Whether a process of this machine lives. None if it is of another machine, or no process."""
     machine, _, rest = process.partition("-")
     number, _, started = rest.partition("-")
     if machine != this_machine() or not (number.isdecimal() and started.isdecimal()):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from babeltune.apps.mining.vectors import Model
+from babeltune.apps.mining.vectors import EncodingModel
 from babeltune.cli import app
 from babeltune.errors import BabeltuneError, DataError
 
@@ -23,7 +23,7 @@ def call(monkeypatch, tmp_path):
     def encode(self, texts):
         return np.array([[1 + text.lower().count(chr(97 + i)) for i in range(26)] for text in texts], np.float32)
 
-    monkeypatch.setattr(Model, "encode", encode)
+    monkeypatch.setattr(EncodingModel, "encode", encode)
     monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
@@ -56,12 +56,12 @@ def test_ctrl_c_says_that_the_same_command_goes_on(call, monkeypatch):
     def interrupted(self, texts):
         raise KeyboardInterrupt
 
-    whole = Model.encode
-    monkeypatch.setattr(Model, "encode", interrupted)
+    whole = EncodingModel.encode
+    monkeypatch.setattr(EncodingModel, "encode", interrupted)
     result = CliRunner().invoke(app, ["mine", "s.txt", "t.txt", "model", "--out", "o.tsv"])
     assert result.exit_code == 130
     assert "the same command again goes on where it was" in result.stderr
-    monkeypatch.setattr(Model, "encode", whole)
+    monkeypatch.setattr(EncodingModel, "encode", whole)
     assert "4 pairs" in call("mine", "s.txt", "t.txt", "model", "--out", "o.tsv").stdout
 
 

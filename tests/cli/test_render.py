@@ -193,8 +193,8 @@ def test_a_step_that_says_nothing_still_moves(monkeypatch):
         ("promotion.sweep_scores.compare_models", "compare a b", "loading the models"),
         ("promotion.reproduce.reproduce", "reproduce s/t0000", "reading the trial"),
         ("sweep.sync.housekeeping.everything", "clean", "listing the storage"),
-        ("cli.report.folder_of", "report", "making the report"),
-        ("cli.refit.folder_of", "refit", "reading the sweep"),
+        ("cli.report.sweep_folder", "report", "making the report"),
+        ("cli.refit.sweep_folder", "refit", "reading the sweep"),
     ],
 )  # fmt: skip
 def test_every_command_shows_that_it_works_while_a_step_says_nothing(step, arguments, first, monkeypatch, tmp_path):

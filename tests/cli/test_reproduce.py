@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from babeltune.cli import app
 from babeltune.cli.refit import show_reproduction
-from babeltune.promotion.reproduce import Difference, Reproduction
+from babeltune.promotion.reproduce import MetricChange, Reproduction
 
 
 def test_the_version_is_printed():
@@ -26,7 +26,7 @@ def test_the_demo_is_the_quickstart(monkeypatch):
     [("equal", "the weights are equal"), ("not kept", "the weights were not compared, for no checkpoint is left")],
 )
 def test_an_identical_trial_says_what_was_compared(capsys, weights, words):
-    objective = Difference(report=2, metric="dev/everyday/accuracy", recorded=0.5, again=0.5)
+    objective = MetricChange(report=2, metric="dev/everyday/accuracy", recorded=0.5, again=0.5)
     found = Reproduction(
         trial="s/t0001", verdict="identical", reports=2, scores=14, objective=objective, interval=0.1, largest=None,
         weights=weights, changed=(),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from babeltune.data import store, stored_arrays
 from babeltune.data.shards import read_texts, run_here
 from babeltune.data.store import Array, Contents, build, digest_of_texts, folder_of, key_of, read_store
-from babeltune.data.store_shards import DONE, ShardWork, array_of, files_of, make_shards, record_names, write_shard
+from babeltune.data.store_shards import DONE, ShardWork, array_of, make_shards, record_names, shard_files, write_shard
 from babeltune.data.stored_arrays import open_matrix, open_ragged
 from babeltune.data.texts import Texts
 from babeltune.errors import StoreError
@@ -220,7 +220,7 @@ def build_shards(root, made):
         records = make_shards(folder, Texts.of(TEXTS), np.split(np.arange(len(TEXTS)), 3), work)
         np.arange(len(TEXTS), dtype="<i8").tofile(folder / "order.bin")
         arrays = {"lengths": array_of(records, "lengths", "<i4"), "order": Array("<i8", 0, (("order.bin", 9),))}
-        return Contents(arrays=arrays, files=files_of(records), shard_records=record_names(records))
+        return Contents(arrays=arrays, files=shard_files(records), shard_records=record_names(records))
 
     return build(root, "shards", DESCRIPTION, write, resumable=True)
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from babeltune.data import file_readers, text_streams
-from babeltune.data.file_readers import Fault, numbered
+from babeltune.data.file_readers import Fault, numbered_lines
 from babeltune.errors import DataError
 
 TEXT = "Bonjour, ça va ?\nДобрый день.\n你好。\n" * 300
@@ -29,7 +29,8 @@ def zipped(**files):
 def lines(path, content, **options):
     path.write_bytes(content)
     return [
-        raw if isinstance(raw, Fault) else raw.decode() for _, raw in numbered(path, hashlib.sha256(), 99, **options)
+        raw if isinstance(raw, Fault) else raw.decode()
+        for _, raw in numbered_lines(path, hashlib.sha256(), 99, **options)
     ]
 
 

@@ -8,7 +8,7 @@ from babeltune.data import stored_arrays, tokens
 from babeltune.data.store import facts_of
 from babeltune.data.stored_arrays import open_ragged
 from babeltune.data.tokens import (
-    Cut,
+    TokenCut,
     build_token_store,
     build_tokenizer,
     load_tokenizer,
@@ -129,7 +129,7 @@ def test_a_tokenizer_that_cannot_be_found_is_a_clear_error(tmp_path):
 def test_a_token_store_equals_the_tokenizer(tmp_path, tokenizer, prompt, monkeypatch):
     monkeypatch.setattr(tokens, "SHARD_ROWS", (4, 4))
     texts = [*TEXTS[:7], "", "train"]
-    folder = build_token_store(tmp_path, texts, tokenizer, Cut(prompt, 12))
+    folder = build_token_store(tmp_path, texts, tokenizer, TokenCut(prompt, 12))
     expected = [tokenizer(prompt + t, truncation=True, max_length=12)["input_ids"] for t in texts]
     whole = [len(tokenizer(prompt + t)["input_ids"]) for t in texts]
     values, lengths = open_ragged(folder).take(np.arange(len(texts)))
@@ -147,11 +147,11 @@ def test_a_token_store_equals_the_tokenizer(tmp_path, tokenizer, prompt, monkeyp
 def test_a_small_corpus_is_tokenized_in_eight_shards_with_the_same_tokens(tmp_path, tokenizer, monkeypatch):
     texts, counts = [f"{TEXTS[i % len(TEXTS)]} {i}" for i in range(9_000)], []
     folder = build_token_store(
-        tmp_path / "shards", texts, tokenizer, Cut("", 12), progress=lambda done, of: counts.append(done)
+        tmp_path / "shards", texts, tokenizer, TokenCut("", 12), progress=lambda done, of: counts.append(done)
     )
     assert counts == [0, *range(1_125, 9_001, 1_125)]
     monkeypatch.setattr(tokens, "SHARD_ROWS", (16_384, 16_384))
-    whole = build_token_store(tmp_path / "whole", texts, tokenizer, Cut("", 12))
+    whole = build_token_store(tmp_path / "whole", texts, tokenizer, TokenCut("", 12))
     assert folder.name == whole.name
     joined, ids = open_ragged(folder), np.random.default_rng(0).integers(0, len(texts), 3 * len(texts))
     monkeypatch.setattr(stored_arrays, "SMALL", 0)
@@ -168,8 +168,8 @@ def test_a_small_corpus_is_tokenized_in_eight_shards_with_the_same_tokens(tmp_pa
 def test_texts_prompt_length_and_tokenizer_decide_the_store(tmp_path, tokenizer):
     other = load_tokenizer(Transformer(), train_tokenizer(TEXTS, 150, folder=tmp_path / "other"))
     before = tokenizer.backend_tokenizer.to_str()
-    cuts = [(TEXTS, tokenizer, cut) for cut in (Cut("", 8), Cut("a", 8), Cut("", 9))]
-    given = [*cuts, (TEXTS[1:], tokenizer, Cut("", 8)), (TEXTS, other, Cut("", 8))]
+    cuts = [(TEXTS, tokenizer, cut) for cut in (TokenCut("", 8), TokenCut("a", 8), TokenCut("", 9))]
+    given = [*cuts, (TEXTS[1:], tokenizer, TokenCut("", 8)), (TEXTS, other, TokenCut("", 8))]
     assert len({build_token_store(tmp_path, *arguments) for arguments in given}) == 5
     assert tokenizer.backend_tokenizer.to_str() == before, "building leaves the tokenizer as it was"
 
@@ -178,7 +178,7 @@ def test_texts_prompt_length_and_tokenizer_decide_the_store(tmp_path, tokenizer)
 def test_a_large_vocabulary_is_kept_in_32_bits(tmp_path, tokenizer):
     tokenizer = AutoTokenizer.from_pretrained(train_tokenizer(TEXTS, 100, folder=tmp_path / "t"))
     tokenizer.add_tokens([f"<{i}>" for i in range(66_000)])
-    values, _ = open_ragged(build_token_store(tmp_path, ["<65999>"], tokenizer, Cut("", 8))).take(np.array([0]))
+    values, _ = open_ragged(build_token_store(tmp_path, ["<65999>"], tokenizer, TokenCut("", 8))).take(np.array([0]))
     assert values.dtype == np.int32
     assert values.max() == len(tokenizer) - 1 > 65_535
 

@@ -23,7 +23,7 @@ import babeltune.data.translation
 from babeltune.data.corpus import build_corpus
 from babeltune.data.sources import read_source
 from babeltune.data.store import facts_of
-from babeltune.data.translation import Model, StandIn, Translator, batches, draw_texts, has_end
+from babeltune.data.translation import StandIn, TranslationModel, Translator, batches, draw_texts, has_end
 from babeltune.errors import DataError, SpecError, TeacherError
 from babeltune.planning.plan import make_plan
 from babeltune.planning.preparation import read_corpus
@@ -74,7 +74,7 @@ def translator(place, seed=0):
 @pytest.mark.slow
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_batch_says_what_the_model_says_of_each_text_alone(how, folder, beams):
-    model = Model(replace(how, beams=beams), folder, "back")
+    model = TranslationModel(replace(how, beams=beams), folder, "back")
     translations, dropped = model.translate(TEXTS, lambda done: None)
     alone = MarianMTModel.from_pretrained(folder).eval()
     expected = []
@@ -91,10 +91,13 @@ def test_a_batch_says_what_the_model_says_of_each_text_alone(how, folder, beams)
 
 def test_prefix_and_first_token_are_the_models(how, folder):
     def said(**changes):
-        return Model(replace(how, **changes), folder, "back").translate(TEXTS[:9], lambda done: None)[0]
+        return TranslationModel(replace(how, **changes), folder, "back").translate(TEXTS[:9], lambda done: None)[0]
 
     plain, prefixed, begun = said(), said(prefix="water "), said(target_token="__two__")
-    assert prefixed == Model(how, folder, "b").translate(["water " + t for t in TEXTS[:9]], lambda done: None)[0]
+    assert (
+        prefixed
+        == TranslationModel(how, folder, "b").translate(["water " + t for t in TEXTS[:9]], lambda done: None)[0]
+    )
     assert plain != prefixed
     assert all(text.startswith("__two__") for text in begun if text)
     assert any(begun)
@@ -105,16 +108,18 @@ def test_without_a_target_token_a_model_begins_as_it_was_saved(how, folder, tmp_
     settings = GenerationConfig.from_pretrained(folder)
     settings.forced_bos_token_id = NUMBERS["__two__"]
     settings.save_pretrained(tmp_path / "own")
-    said = Model(how, tmp_path / "own", "back").translate(TEXTS[:9], lambda done: None)
-    assert said == Model(replace(how, target_token="__two__"), folder, "back").translate(TEXTS[:9], lambda done: None)
+    said = TranslationModel(how, tmp_path / "own", "back").translate(TEXTS[:9], lambda done: None)
+    assert said == TranslationModel(replace(how, target_token="__two__"), folder, "back").translate(
+        TEXTS[:9], lambda done: None
+    )
     assert any(said[0])
 
 
 def test_a_language_that_the_tokenizer_does_not_have_is_refused(how, folder):
     with pytest.raises(DataError, match="no target_token 'eng_Latn'"):
-        Model(replace(how, target_token="eng_Latn"), folder, "back")
+        TranslationModel(replace(how, target_token="eng_Latn"), folder, "back")
     with pytest.raises(DataError, match=r"has no source languages; remove translation\.source_code"):
-        Model(replace(how, source_code="eng_Latn"), folder, "back")
+        TranslationModel(replace(how, source_code="eng_Latn"), folder, "back")
 
 
 def test_a_source_code_that_would_be_the_unknown_token_is_refused(how, folder, tmp_path):
@@ -123,10 +128,10 @@ def test_a_source_code_that_would_be_the_unknown_token_is_refused(how, folder, t
     (tmp_path / "nllb" / "tokenizer.json").unlink()
     words = {"<pad>": 0, "</s>": 1, "<unk>": 2, "<s>": 3, "▁": 4}
     NllbTokenizer(words, extra_special_tokens=["eng_Latn", "khm_Khmr"]).save_pretrained(tmp_path / "nllb")
-    model = Model(replace(how, source_code="khm_Khmr"), tmp_path / "nllb", "back")
+    model = TranslationModel(replace(how, source_code="khm_Khmr"), tmp_path / "nllb", "back")
     assert model.tokenizer.convert_ids_to_tokens(model.tokenizer("")["input_ids"]) == ["khm_Khmr", "</s>"]
     with pytest.raises(DataError, match="no source_code 'khm_Kmhr'; did you mean 'khm_Khmr'"):
-        Model(replace(how, source_code="khm_Kmhr"), tmp_path / "nllb", "back")
+        TranslationModel(replace(how, source_code="khm_Kmhr"), tmp_path / "nllb", "back")
 
 
 def test_a_model_that_cannot_translate_is_refused(how, folder, tmp_path, offline):
@@ -172,7 +177,7 @@ def test_each_text_is_translated_once_and_a_second_sweep_translates_nothing(how,
         raise AssertionError("the model is not loaded again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(babeltune.data.translation, "Model", refuse)
+        patch.setattr(babeltune.data.translation, "TranslationModel", refuse)
         assert translator(tmp_path)(source(how, cap=16), TEXTS) == first
         fewer = translator(tmp_path)(source(replace(how, text="other"), cap=8), TEXTS)
         assert fewer.originals == first.originals[: len(fewer.originals)]
@@ -272,7 +277,7 @@ def file_of(tmp_path, how, **changes):
 
 @pytest.mark.slow
 def test_plan_counts_what_is_to_be_translated_and_translates_nothing(how, tiny_file, monkeypatch, tmp_path):
-    monkeypatch.setattr(babeltune.data.translation, "Model", None)
+    monkeypatch.setattr(babeltune.data.translation, "TranslationModel", None)
     plan = make_plan(read_sweep(tiny_file, assignments=file_of(tmp_path, how), reachable=True))
     assert plan.counts["back"]["to translate"] == plan.counts["back"]["rows"] == 30
     assert plan.pairs == {"eng-kor": plan.counts["back"]["train"]}

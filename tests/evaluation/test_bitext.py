@@ -93,7 +93,7 @@ def test_xsim_among_all_sentences_is_the_argmax_of_equation_3(margin, monkeypatc
 def test_equal_vectors_tie_and_the_lowest_row_wins_wherever_they_stand():
     right = np.tile(noisy_pair(7)[0], (40, 1))
     left = np.random.default_rng(3).permutation(right)
-    found = knn.match(left, right, k=5).forward
+    found = knn.nearest_both_ways(left, right, k=5).forward
     assert (found.cosine == found.cosine[:, :1]).all()
     assert (found.index == found.index[:, :1] % 7 + 7 * torch.arange(5)).all()
 
@@ -236,7 +236,7 @@ def test_f1_is_weighted_over_the_predicted_rows_and_is_not_accuracy():
     for accuracy, f1, found in zip(
         bitext_accuracy(left, right),
         bitext_f1(left, right),
-        (knn.match(left, right, 1).forward, knn.match(right, left, 1).forward),
+        (knn.nearest_both_ways(left, right, 1).forward, knn.nearest_both_ways(right, left, 1).forward),
         strict=True,
     ):
         best = found.index[:, 0].tolist()

@@ -28,7 +28,7 @@ def test_one_product_gives_both_directions_with_duplicates_ties_and_k_beyond_n(s
     left, right = pool[generator.integers(50, size=n)], pool[generator.integers(50, size=m)]
     before, (knn.BLOCK, knn.TILE) = (knn.BLOCK, knn.TILE), (block, tile)
     try:
-        matches = knn.match(left, right, k)
+        matches = knn.nearest_both_ways(left, right, k)
     finally:
         knn.BLOCK, knn.TILE = before
     for found, sides in ((matches.forward, (left, right)), (matches.backward, (right, left))):
@@ -65,7 +65,7 @@ def test_each_block_of_similarities_is_computed_once(monkeypatch):
             return function(*args, **(kwargs or {}))
 
     with Watch():
-        knn.match(left, right)
+        knn.nearest_both_ways(left, right)
     assert len(products) == 1
 
 
@@ -78,7 +78,7 @@ def test_tiles_are_no_smaller_however_many_candidates_there_are():
 def test_an_empty_side_has_no_neighbours():
     some, none = np.ones((3, 4), np.float32), np.ones((0, 4), np.float32)
     for left, right in ((some, none), (none, some), (none, none)):
-        found = knn.match(left, right)
+        found = knn.nearest_both_ways(left, right)
         assert (len(found.forward.index), len(found.backward.index)) == (len(left), len(right))
         assert found.forward.index.numel() == found.backward.index.numel() == 0
 

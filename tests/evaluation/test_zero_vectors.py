@@ -10,8 +10,8 @@ import torch
 from babeltune.apps.mining import mine, retrieval, vectors
 from babeltune.apps.mining.index import through_index
 from babeltune.apps.mining.margin import pair_scores, retrieve
-from babeltune.apps.mining.mine import Encoding, Settings
-from babeltune.apps.mining.vectors import Model
+from babeltune.apps.mining.mine import Encoding, MiningSettings
+from babeltune.apps.mining.vectors import EncodingModel
 from babeltune.data.negatives import mine_negatives
 from babeltune.data.prepared import EvalTask
 from babeltune.errors import DataError
@@ -70,8 +70,8 @@ def test_candidates_and_their_margins_are_those_of_the_other_rows(zeros, margin)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_neighbours_of_a_search_and_of_dev_sets_are_those_of_the_other_rows(precision):
     left, right, lefts, rights = sides(n=60, m=70, dim=8)
-    alone = knn.match(left[lefts], right[rights], 5)
-    for found in (knn.match(left, right, 5), both_ways(left, right, 5, precision=precision, tile=(16, 16))):
+    alone = knn.nearest_both_ways(left[lefts], right[rights], 5)
+    for found in (knn.nearest_both_ways(left, right, 5), both_ways(left, right, 5, precision=precision, tile=(16, 16))):
         torch.testing.assert_close(found.forward.cosine[lefts], alone.forward.cosine)
         assert np.array_equal(found.forward.index[lefts], rights[alone.forward.index])
         assert np.array_equal(found.backward.index[rights], lefts[alone.backward.index])
@@ -191,9 +191,9 @@ def encoding(monkeypatch, tmp_path):
     def hash_of(text, place):
         return np.random.default_rng([place, *text.lower().encode()]).normal() + 0.5
 
-    monkeypatch.setattr(Model, "encode", encode)
+    monkeypatch.setattr(EncodingModel, "encode", encode)
     monkeypatch.setattr(vectors, "SHARD", 8)
-    model = Model("toy", "digest")
+    model = EncodingModel("toy", "digest")
     return Encoding(models=(model, model), storage=tmp_path / "storage", progress=lambda *_: None)
 
 
@@ -203,11 +203,11 @@ def test_commands_leave_out_count_and_say_what_has_no_margin(encoding, tmp_path)
     (tmp_path / "b").write_text("".join(f"LINE {n}\n" for n in range(9)) + "zzz three\n")
     (tmp_path / "pairs").write_text("".join(f"line {n}\tLINE {n}\n" for n in range(9)) + "zzz one\tLINE 0\n")
     out = tmp_path / "out"
-    done = mine.mine(tmp_path / "a", tmp_path / "b", out, Settings(), encoding)
+    done = mine.mine(tmp_path / "a", tmp_path / "b", out, MiningSettings(), encoding)
     assert done.pairs == 9
     assert done.without_neighbours == (2, 1)
     assert any("2 sources and 1 targets have no neighbours" in words for words in mine.warnings_about(done))
-    done = mine.score(tmp_path / "pairs", out, Settings(), encoding)
+    done = mine.score(tmp_path / "pairs", out, MiningSettings(), encoding)
     scores = [float(line.partition("\t")[0]) for line in out.read_text().splitlines()]
     assert done.pairs == len(scores) == 9
     assert done.undefined == 1
@@ -225,7 +225,7 @@ def test_encode_counts_zero_vectors_and_names_the_line_of_one_that_is_not_finite
     with lines.open("rb") as file:
         assert mine.encode(file, model, tmp_path / "v.npy", lambda *_: None).zero_vectors == 1
     monkeypatch.setattr(
-        Model, "encode", lambda self, texts: np.array([[1.0, np.nan if text == "two" else 0] for text in texts])
+        EncodingModel, "encode", lambda self, texts: np.array([[1.0, np.nan if text == "two" else 0] for text in texts])
     )
     with lines.open("rb") as file, pytest.raises(DataError, match="line 3: its vector is not finite"):
         mine.encode(file, model, tmp_path / "w.npy", lambda *_: None)

@@ -110,7 +110,7 @@ CLAUSE = re.compile(r"; |\. (?=[A-Z`\d(-])|\.$")
 
 
 def numbers(text, *, words=False):
-    """The numbers of a text, `1e03`, `1,000` and `1k` alike. A part of a name, such as of `SIB-200`, is none."""
+    """The numbers of a text, `1e03`, `1,000` and `1k` alike. A part of a name, such as of `SIB-200`, is no number."""
     found = {
         float(digits.replace(",", "")) * {"": 1, "k": 1e3, "M": 1e6}[unit] for digits, unit in DIGITS.findall(text)
     }

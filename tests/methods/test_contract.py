@@ -232,7 +232,7 @@ def test_combined_gives_every_method_the_views_that_it_gets_alone(name, values, 
 
 
 def kept_negatives(name, config, batch, queue):
-    """Of every row, in each direction, which of its candidates it keeps as negatives; its own positive is none."""
+    """Which candidates each row keeps as negatives, in each direction; its own positive is no negative."""
     texts, n = (batch.source_ids.tolist(), batch.target_ids.tolist()), batch.total
     masked = getattr(config, "mask_duplicates", getattr(config, "reading", "") == "fixed")
     if name == "laser3_co":

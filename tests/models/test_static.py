@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from babeltune.data.stored_arrays import open_ragged
-from babeltune.data.tokens import Cut, build_token_store, load_tokenizer, tokenizer_key, train_tokenizer
+from babeltune.data.tokens import TokenCut, build_token_store, load_tokenizer, tokenizer_key, train_tokenizer
 from babeltune.errors import SpecError, TeacherError
 from babeltune.method import needs_of, tokens_from
 from babeltune.method.distributed import ProcessGroup
@@ -92,7 +92,7 @@ def test_the_export_is_stock_sentence_transformers_with_the_trained_vectors(toke
     made = build_student(
         student, Vocabulary(len(tokenizer), 0, tokenizer=tokenizer.backend_tokenizer), teacher_dim=None, seed=0
     )
-    store = build_token_store(tmp_path, TEXTS, tokenizer, Cut(student.prompt, student.max_tokens, special=False))
+    store = build_token_store(tmp_path, TEXTS, tokenizer, TokenCut(student.prompt, student.max_tokens, special=False))
     ours = encode_all(made, open_ragged(store).take, np.arange(len(TEXTS)), device="cpu")
     export(made, tokenizer, student, tmp_path / "model")
     with warnings.catch_warnings():
@@ -250,7 +250,7 @@ def test_a_step_changes_the_rows_of_its_batch_and_no_other(begun):
 def test_special_tokens_are_not_read_and_kinds_do_not_share_tokens(tokenizer_folder, tmp_path):
     student = Static()
     tokenizer = load_tokenizer(student, tokenizer_folder)
-    store = open_ragged(build_token_store(tmp_path, TEXTS, tokenizer, Cut("", 128, special=False)))
+    store = open_ragged(build_token_store(tmp_path, TEXTS, tokenizer, TokenCut("", 128, special=False)))
     ids, lengths = store.take(np.arange(len(TEXTS)))
     assert not set(ids.tolist()) & set(tokenizer.all_special_ids)
     assert lengths[TEXTS.index("")] == 0

@@ -19,7 +19,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from babeltune.data.teacher import teacher_folder
 from babeltune.promotion.fresh_scorer import encoder_of
-from babeltune.promotion.onnx_graph import Rows, uneven_layers, write_graph
+from babeltune.promotion.onnx_graph import TokenTable, uneven_layers, write_graph
 from babeltune.schema.records import Teacher
 
 pytestmark = [pytest.mark.usefixtures("one_scoring_process"), pytest.mark.slow]
@@ -69,7 +69,7 @@ def test_a_row_of_a_table_has_a_scale_of_its_own():
     with torch.no_grad():
         table.weight.mul_(torch.logspace(-3, 3, 40)[:, None])
         table.weight[7] = 0
-    rows, ids = Rows(table), torch.tensor([[0, 7], [39, 3]])
+    rows, ids = TokenTable(table), torch.tensor([[0, 7], [39, 3]])
     assert rows.numbers.dtype == torch.int8
     most = table.weight.abs().amax(dim=1, keepdim=True)
     assert ((rows(ids) - table(ids)).abs() <= most[ids] / 254 * 1.001).all()

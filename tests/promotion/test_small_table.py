@@ -26,7 +26,7 @@ from babeltune.files import plain, write_json
 from babeltune.promotion import small_table as module
 from babeltune.promotion.drift import FILE, Slice, read_profile, write_profile
 from babeltune.promotion.small_encoder import SmallEncoder
-from babeltune.promotion.small_table import Form, export_small, packed, table_of, whole_numbers, write_table
+from babeltune.promotion.small_table import SmallForm, export_small, packed, table_of, whole_numbers, write_table
 from babeltune.promotion.sweep_scores import compare_models
 from babeltune.schema.records import Teacher
 from small_models import card_header
@@ -227,7 +227,7 @@ def test_what_is_no_table_and_what_has_no_sweep_is_refused(static, copied, tmp_p
     def refused(match, model=str(static), **options):
         asked = {name: options.pop(name) for name in ("format", "bits", "dim") if name in options}
         with pytest.raises((SpecError, TeacherError), match=match):
-            export_small(model, out, cluster, form=Form(**asked), **{"sweep": folder.id, **options})
+            export_small(model, out, cluster, form=SmallForm(**asked), **{"sweep": folder.id, **options})
 
     refused(
         "has the layers Transformer, Pooling, Normalize; only a static model",

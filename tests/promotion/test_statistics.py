@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babeltune.promotion.statistics import (
-    Rows,
+    GroupedDifferences,
     draws,
     enough_draws,
     errors_of,
@@ -26,7 +26,7 @@ from babeltune.promotion.statistics import (
 
 
 def limits_of(differences, step=1.0):
-    return partial(mean_limits, [Rows(sums=np.asarray(differences, float), step=step)], 1)
+    return partial(mean_limits, [GroupedDifferences(sums=np.asarray(differences, float), step=step)], 1)
 
 
 def mean_of(values):
@@ -74,7 +74,7 @@ def test_equal_models_seldom_differ_also_where_few_items_do(share, subsets):
     said, times = 0, 600
     for _ in range(times):
         rows = generator.choice([-1, 0, 1], size=150, p=(share / 2, 1 - share, share / 2)) * subsets
-        low, high = mean_limits([Rows(sums=rows.astype(float), step=1.0)], subsets, errors_of(0.95))
+        low, high = mean_limits([GroupedDifferences(sums=rows.astype(float), step=1.0)], subsets, errors_of(0.95))
         said += low > 0 or high < 0
     assert said / times <= 0.07
 

@@ -420,7 +420,8 @@ def test_a_wrong_token_and_none_are_one_clear_line(babeltune, monkeypatch, tiny_
 
 
 def test_a_command_that_no_job_runs_says_where_it_runs(babeltune):
-    assert "takes jobs only, and this command is none; run it on the cluster's head" in words(babeltune.refuses("ui"))
+    rule = "takes jobs only, and this command is not a job; run it on the cluster's head"
+    assert rule in words(babeltune.refuses("ui"))
 
 
 @pytest.fixture

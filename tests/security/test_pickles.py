@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import babeltune
 import babeltune_methods
 from babeltune.apps.mining.resumable_search import ResumableSearch
-from babeltune.apps.mining.vectors import Model, embed
+from babeltune.apps.mining.vectors import EncodingModel, embed
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.data.sources import read_source
 from babeltune.data.store import Array, Contents, build, key_of
@@ -326,8 +326,8 @@ def test_a_sweeps_files_are_never_unpickled(copied, pickled, mark):
 
 
 def test_what_mining_kept_is_not_unpickled(tmp_path, monkeypatch, pickled, mark):
-    monkeypatch.setattr(Model, "encode", lambda self, texts: np.eye(8, dtype=np.float32)[: len(texts)])
-    side = embed(["a", "b"], Model("toy", "d"), tmp_path / "vectors", tmp_path)
+    monkeypatch.setattr(EncodingModel, "encode", lambda self, texts: np.eye(8, dtype=np.float32)[: len(texts)])
+    side = embed(["a", "b"], EncodingModel("toy", "d"), tmp_path / "vectors", tmp_path)
     kept = ResumableSearch(tmp_path, (side, side), 1)
     for planted in (pickled, None):
         if planted is None:

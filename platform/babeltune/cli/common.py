@@ -230,13 +230,13 @@ def cluster_of(file: str | None) -> Cluster:
     cluster = any_cluster(file)
     if cluster.by_jobs:
         raise SpecError(
-            f"{cluster.title} takes jobs only, and this command is none; run it on the "
+            f"{cluster.title} takes jobs only, and this command is not a job; run it on the "
             "cluster's head with a file that says `address: auto`"
         )
     return cluster
 
 
-def folder_of(name: str | None, cluster: str | None) -> SweepFolder:
+def sweep_folder(name: str | None, cluster: str | None) -> SweepFolder:
     """The sweep's folder as it is now; as this machine knows it if a storage behind a URI is away."""
     from babeltune.sweep.state.folder import find_sweep, sweep_folders
     from babeltune.sweep.sync.view import StorageView

@@ -10,13 +10,13 @@ from typing import Any
 from pydantic import ConfigDict, RootModel
 
 from babeltune.apps.filtering.filter import Filtered
-from babeltune.apps.mining.mine import Encoded, Mined, Scored
+from babeltune.apps.mining.mine import EncodeResult, MineResult, ScoreResult
 from babeltune.apps.mining.retrieval import Retrieved
 from babeltune.apps.mining.text_index import Indexed, SearchResult
 from babeltune.apps.own_files.init import InitResult
 from babeltune.apps.transfer.finetune import TransferRecord
 from babeltune.cli.clean import Removed
-from babeltune.cli.inspect import LanguageScores, SweepLog
+from babeltune.cli.inspect import LanguageScores, LogOutput
 from babeltune.cli.models import TrackingPage
 from babeltune.cli.refit import WrittenSpec
 from babeltune.cli.render import MethodDocument
@@ -43,7 +43,7 @@ from babeltune.sweep.state.by_setting import BySetting
 from babeltune.sweep.state.leaderboard import Row
 from babeltune.sweep.state.overview import ListedSweep
 from babeltune.sweep.state.progress import SweepDocument
-from babeltune.sweep.state.seed_summary import Comparison as SeedTable
+from babeltune.sweep.state.seed_summary import SettingsTable
 from babeltune.sweep.state.trial_page import TrialPage
 from babeltune.sweep_report.write import Written
 
@@ -64,8 +64,8 @@ DOCUMENTS: dict[str, Any] = {
     "init": InitResult,
     "plan": PlanReport,
     "refit": SweepDocument | WrittenSpec,
-    "runs": list[ListedSweep] | list[Row] | list[LanguageScores] | SeedTable | BySetting | TrialPage,
-    "logs": SweepLog,
+    "runs": list[ListedSweep] | list[Row] | list[LanguageScores] | SettingsTable | BySetting | TrialPage,
+    "logs": LogOutput,
     "report": Written,
     "study": WrittenStudy,
     "stop": Stopped,
@@ -90,10 +90,10 @@ DOCUMENTS: dict[str, Any] = {
     "transfer": TransferRecord,
     "canary": Fit,
     "check": Drift,
-    "mine": Mined,
-    "score": Scored,
+    "mine": MineResult,
+    "score": ScoreResult,
     "retrieve": Retrieved,
-    "encode": Encoded,
+    "encode": EncodeResult,
     "filter": Filtered,
     "index": Indexed,
     "search": SearchResult,

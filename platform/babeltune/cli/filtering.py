@@ -72,9 +72,9 @@ def filter_(
     as_json: Json = False,
 ) -> None:
     """Keep the best pairs of a noisy corpus by margin, in nested subsets; with --train, translate with each."""
-    from babeltune.apps.filtering.filter import NoisyCorpus, Translation, filter_corpus
+    from babeltune.apps.filtering.filter import NoisyCorpus, TranslationTest, filter_corpus
     from babeltune.apps.filtering.translate import Recipe
-    from babeltune.apps.mining.mine import Settings
+    from babeltune.apps.mining.mine import MiningSettings
 
     if (train is None) != (test is None):
         raise SpecError("--train and --test go together: the model that is trained, and the pairs it is scored on")
@@ -85,7 +85,7 @@ def filter_(
             seed=seed, source_code=source_code, target_token=target_token, layers=layers, width=width,
             vocabulary=vocabulary,
         )  # fmt: skip
-        translation = Translation(recipe, test, on_step)
+        translation = TranslationTest(recipe, test, on_step)
     only = languages.split(",") if languages else None
     with steps_shown(READING):
         report = filter_corpus(
@@ -95,7 +95,7 @@ def filter_(
             lambda: encoding_of(
                 models_of(model, cluster, prompt, source_language, target_language, target_model), cluster
             ),
-            Settings(k=k, margin=margin),
+            MiningSettings(k=k, margin=margin),
             translation,
         )
     warn(
@@ -110,7 +110,7 @@ SIZE = re.compile(r"0{0,9}[1-9][0-9]{0,17}")  # a number of tokens, below 10^18
 
 
 def sizes_of(text: str) -> list[int]:
-    """Ascending numbers of tokens; raises `SpecError` for what is none."""
+    """Ascending numbers of tokens; raises `SpecError` for anything else."""
     parts = text.split(",")
     if not all(SIZE.fullmatch(part.strip()) for part in parts):
         raise SpecError(f"--tokens {text[:80]!r}: sizes are whole numbers above 0, such as 1000000,2000000")

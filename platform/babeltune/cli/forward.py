@@ -70,7 +70,7 @@ class Call:
     """Variables that the files and arguments name, and that are set here."""
 
 
-class Head:
+class ClusterHead:
     """A cluster that takes jobs, and the file that names it."""
 
     def __init__(self, cluster: Cluster, file: str, *, insecure: bool | None = None) -> None:
@@ -142,7 +142,7 @@ def forward(command: str, options: Mapping[str, Any], arguments: Sequence[str]) 
     file = str(options["cluster"])
     cluster, sweeps = any_cluster(file), command in SWEEPS and not options.get("write")
     with failures_notified(cluster, "babeltune", command) if sweeps or command == "promote" else nullcontext():
-        head = Head(cluster, file, insecure=bool(options.get("insecure")) if sweeps else None)
+        head = ClusterHead(cluster, file, insecure=bool(options.get("insecure")) if sweeps else None)
     if sweeps:
         ends = refit(head, options, arguments) if command == "refit" else run_sweep(head, command, options, arguments)
         raise typer.Exit(ends)
@@ -156,7 +156,7 @@ def forward(command: str, options: Mapping[str, Any], arguments: Sequence[str]) 
     raise typer.Exit(code)
 
 
-def status(head: Head, options: Mapping[str, Any], arguments: Sequence[str]) -> int:
+def status(head: ClusterHead, options: Mapping[str, Any], arguments: Sequence[str]) -> int:
     """Shows a sweep. Ray knows one whose job has only begun; the storage does not yet."""
     from babeltune.cli.common import out, say
     from babeltune.errors import UnknownNameError
@@ -175,7 +175,7 @@ def status(head: Head, options: Mapping[str, Any], arguments: Sequence[str]) -> 
 # --- Sweeps --------------------------------------------------------------------------------------------------------
 
 
-def run_sweep(head: Head, command: str, options: Mapping[str, Any], arguments: Sequence[str]) -> int:
+def run_sweep(head: ClusterHead, command: str, options: Mapping[str, Any], arguments: Sequence[str]) -> int:
     """Submits the next attempt at a sweep, or attaches to the one that lives, and follows its log to the end."""
     from babeltune.cli.common import err, out, say, warn
     from babeltune.planning.warnings import about_plugins
@@ -199,7 +199,7 @@ def run_sweep(head: Head, command: str, options: Mapping[str, Any], arguments: S
     return code
 
 
-def refit(head: Head, options: Mapping[str, Any], arguments: Sequence[str]) -> int:
+def refit(head: ClusterHead, options: Mapping[str, Any], arguments: Sequence[str]) -> int:
     """Submits what `refit` writes on the head: a sweep has an id only when its settings are known."""
     text = io.StringIO()
     question = [word for word in arguments if word != "--json"]
@@ -213,7 +213,7 @@ def refit(head: Head, options: Mapping[str, Any], arguments: Sequence[str]) -> i
         return run_sweep(head, "submit", {**options, "file": str(file)}, [*words, "--cluster", head.file])
 
 
-def sweep_of(head: Head, command: str, options: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
+def sweep_of(head: ClusterHead, command: str, options: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
     """The id of the sweep that the command runs, and the distributions of its methods. `SweepError` if it runs already
     and the command would change it."""
     from babeltune.cli.common import read, warn
@@ -241,7 +241,7 @@ def sweep_of(head: Head, command: str, options: Mapping[str, Any]) -> tuple[str,
     return str(recorded["sweep"]), tuple(plugins(methods_used(spec)) if spec else recorded["plugins"])
 
 
-def follow(head: Head, job: Job, stream: TextIO) -> int:
+def follow(head: ClusterHead, job: Job, stream: TextIO) -> int:
     """Writes a sweep's log until its job has ended: the exit code of its command. Ctrl-C leaves it running."""
     from babeltune.cli.common import err
     from babeltune.remote.jobs import exit_code
@@ -261,7 +261,7 @@ def follow(head: Head, job: Job, stream: TextIO) -> int:
     return exit_code(job)
 
 
-def stop(head: Head, options: Mapping[str, Any]) -> int:
+def stop(head: ClusterHead, options: Mapping[str, Any]) -> int:
     """Stops a sweep. A job that waits, or whose driver does not answer in time, is ended."""
     from babeltune.cli.common import err
     from babeltune.cli.run_here import say_stopped

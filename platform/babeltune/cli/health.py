@@ -36,13 +36,13 @@ def show(findings: list[Finding]) -> None:
 
 def examine_there(cluster: Cluster, file: str) -> list[Finding]:
     """The findings here, whether the dashboard takes the token, and the findings of the head."""
-    from babeltune.cli.forward import Head
+    from babeltune.cli.forward import ClusterHead
     from babeltune.errors import ClusterError, SpecError
     from babeltune.remote.doctor import Finding, installed, itself, needed, packages, python
 
     findings = [itself(), python(), *packages(installed(), needed())]
     try:
-        head = Head(cluster, file)
+        head = ClusterHead(cluster, file)
     except (ClusterError, SpecError) as error:
         return [*findings, Finding("address", False, str(error))]
     findings.append(Finding("address", True, f"{cluster.place}, Ray {head.jobs.version}"))

@@ -19,11 +19,11 @@ from babeltune.cli.common import (
     SweepName,
     cluster_of,
     err,
-    folder_of,
     out,
     plain_table,
     say,
     say_line,
+    sweep_folder,
     warn,
     with_cluster,
 )
@@ -45,7 +45,7 @@ Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep showing until
 
 
 @dataclass(frozen=True)
-class Tables:
+class RunsView:
     """Which table `runs` shows: the sweeps, or one of a sweep."""
 
     name: str | None = None
@@ -60,7 +60,7 @@ class Tables:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepLog:
+class LogOutput:
     """The output of `logs`."""
 
     sweep: str
@@ -93,7 +93,7 @@ def status(
         trial(name, cluster, as_json=as_json)
         return
 
-    folder = folder_of(name, cluster)
+    folder = sweep_folder(name, cluster)
     folder.sweep()  # a damaged sweep is an error, before anything is printed
     if follow:
         attach(folder, err)
@@ -124,7 +124,7 @@ def logs(name: SweepName = None, cluster: ClusterFile = None, follow: Follow = F
     from babeltune.sweep.state.folder import read_log
     from babeltune.sweep.state.progress import sweep_facts
 
-    folder = folder_of(name, cluster)
+    folder = sweep_folder(name, cluster)
     if follow and not as_json:
         for text in followed(folder):
             out.out(text, end="", highlight=False)
@@ -135,7 +135,7 @@ def logs(name: SweepName = None, cluster: ClusterFile = None, follow: Follow = F
     text = read_log(folder)
     if not text:
         warn([f"{folder.id} has no log yet"])
-    document = SweepLog(sweep=folder.id, state=sweep_facts(folder).state, log=text)
+    document = LogOutput(sweep=folder.id, state=sweep_facts(folder).state, log=text)
     say(document, as_json, lambda: out.out(text, end="", highlight=False))
 
 
@@ -165,7 +165,7 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List the sweeps. With a sweep, show its leaderboard, its Pareto front, its languages, or a table by settings."""
-    tables = Tables(name, sort, tuple(over or ()), front, by, languages, tuple(metric or ()), markdown, archived)
+    tables = RunsView(name, sort, tuple(over or ()), front, by, languages, tuple(metric or ()), markdown, archived)
     check_table(tables)
     if is_trial(name):
         check_alone(name, tables)
@@ -174,7 +174,7 @@ def runs(
         show_tables(tables, cluster, as_json=as_json)
 
 
-def check_table(tables: Tables) -> None:
+def check_table(tables: RunsView) -> None:
     """`typer.BadParameter` for options of `runs` that ask for two tables, or belong to another one."""
     over, sort, front = tables.over, tables.sort, tables.front
     if tables.archived and (tables.name or over or sort or front or tables.by or tables.languages):
@@ -190,7 +190,7 @@ def check_table(tables: Tables) -> None:
         others.append(option)
 
 
-def check_alone(name: str, tables: Tables) -> None:
+def check_alone(name: str, tables: RunsView) -> None:
     """`typer.BadParameter` for a table of a sweep that is asked of one trial."""
     for option in ("sort", "over", "front", "languages", "by"):
         if getattr(tables, option):
@@ -206,14 +206,14 @@ def trial(name: str, cluster: str | None, *, as_json: bool) -> None:
     from babeltune.sweep.state.trial_page import trial_page
 
     sweep, _, trial = name.partition("/")
-    folder = folder_of(sweep, cluster)
+    folder = sweep_folder(sweep, cluster)
     page = trial_page(folder, find_trial(folder, trial))
     uri = cluster_of(cluster).mlflow
     server = without_password(uri).rstrip("/") if uri.startswith(("http://", "https://")) else None
     say(page, as_json, lambda: show_trial(page, out, cluster, server))
 
 
-def show_tables(tables: Tables, cluster: str | None, *, as_json: bool) -> None:
+def show_tables(tables: RunsView, cluster: str | None, *, as_json: bool) -> None:
     """Shows the sweeps, or a table of one."""
     from babeltune.cli.render import show_comparison, show_front, show_leaderboard
     from babeltune.planning.goals import whole_name
@@ -221,12 +221,12 @@ def show_tables(tables: Tables, cluster: str | None, *, as_json: bool) -> None:
     from babeltune.sweep.state.by_setting import by_setting
     from babeltune.sweep.state.leaderboard import front
     from babeltune.sweep.state.progress import standing
-    from babeltune.sweep.state.seed_summary import compare
+    from babeltune.sweep.state.seed_summary import compare_settings
 
     if tables.name is None and not any((tables.sort, tables.over, tables.front, tables.by, tables.languages)):
         all_sweeps(cluster, as_json, archived=tables.archived)
         return
-    folder = folder_of(tables.name, cluster)
+    folder = sweep_folder(tables.name, cluster)
     data = folder.sweep().data
     sort = None if tables.sort is None else whole_name(data, tables.sort)
     metrics = tuple(whole_name(data, metric) for metric in tables.metric)
@@ -239,7 +239,7 @@ def show_tables(tables: Tables, cluster: str | None, *, as_json: bool) -> None:
         summary = by_setting(folder, tables.by)
         say(summary, as_json, lambda: show_by_setting(summary, out))
     elif tables.over:
-        table = compare(folder, tables.over, metrics, sort)
+        table = compare_settings(folder, tables.over, metrics, sort)
         say(table, as_json, lambda: show_comparison(table, out, markdown=tables.markdown))
     else:
         rows = standing(folder, sort)

@@ -19,7 +19,7 @@ from babeltune.stages import tell
 if TYPE_CHECKING:
     from babeltune.apps.mining.mine import Encoding
     from babeltune.apps.mining.sentences import Lines
-    from babeltune.apps.mining.vectors import Model
+    from babeltune.apps.mining.vectors import EncodingModel
 
 
 TextFile = Annotated[
@@ -106,7 +106,7 @@ def mine(
         raise SpecError(f"--index {index} searches on this machine alone; leave out --cluster, or --index")
     with steps_shown(FIRST, GOES_ON):
         models = models_of(model, cluster, prompt, source_language, target_language, target_model)
-        settings = mining.Settings(
+        settings = mining.MiningSettings(
             k=k, margin=margin, retrieval=retrieval, threshold=threshold, precision=precision, index=index
         )
         done = mining.mine(source, target, out_, settings, encoding_of(models, cluster, codec, names, spread=True))
@@ -141,7 +141,7 @@ def score(
     check_all(partial(check_place, out_, books(pairs)), partial(check_pairs, str(pairs), names, codec))
     with steps_shown(FIRST, GOES_ON):
         models = models_of(model, cluster, prompt, source_language, target_language, target_model)
-        settings = mining.Settings(k=k, margin=margin, precision=precision, index=index)
+        settings = mining.MiningSettings(k=k, margin=margin, precision=precision, index=index)
         done = mining.score(pairs, out_, settings, encoding_of(models, cluster, codec, names))
     warn(about_lines([(pairs, done.lines)]))
     warn(mining.warnings_about(done))
@@ -223,7 +223,7 @@ def models_of(
     source: str | None,
     target: str | None,
     target_model: str | None = None,
-) -> tuple[Model, Model]:
+) -> tuple[EncodingModel, EncodingModel]:
     """The model of the sources and that of the targets: one, its layers for either language, or two models.
 
     Raises `SpecError` for two models whose vectors do not compare."""
@@ -244,7 +244,7 @@ def models_of(
 
 
 def encoding_of(
-    models: tuple[Model, Model],
+    models: tuple[EncodingModel, EncodingModel],
     cluster: str | None,
     codec: str | None = None,
     columns: tuple[str, str] | None = None,

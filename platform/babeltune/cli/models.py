@@ -19,12 +19,12 @@ from babeltune.cli.common import (
     cluster_of,
     err,
     finite,
-    folder_of,
     out,
     registered,
     say,
     say_out,
     steps_shown,
+    sweep_folder,
     warn,
     warnings_said,
 )
@@ -338,7 +338,7 @@ def page_of(name: str | None, file: str | None, cluster: Cluster) -> str:
     from babeltune.tracking.sweep_runs import trials_page
 
     try:
-        folder = folder_of(name, file)
+        folder = sweep_folder(name, file)
         sweep = folder.sweep()
         return trials_page(cluster.mlflow, sweep.name, folder.id, sweep.objectives[0], tuple(sweep.parameters))
     except BabeltuneError as error:

@@ -14,16 +14,16 @@ from babeltune.cli.common import (
     Set,
     SweepName,
     cluster_of,
-    folder_of,
     out,
     read,
     say,
     say_out,
     steps_shown,
+    sweep_folder,
     warn,
 )
 from babeltune.cli.program import app
-from babeltune.cli.run_here import Submission, check_submission, run_sweep
+from babeltune.cli.run_here import SubmitOptions, check_submission, run_sweep
 from babeltune.cli.sweeps import Accept, Detach, Insecure
 from babeltune.errors import SpecError, SweepError, plural
 
@@ -73,10 +73,10 @@ def refit(
     from babeltune.sweep.state.progress import is_driven
     from babeltune.sweep.state.refit import refit_of
 
-    submission = Submission(accept_changes, detach, insecure)
+    submission = SubmitOptions(accept_changes, detach, insecure)
     check_submission(submission, cluster)
     with steps_shown("reading the sweep"):
-        folder = folder_of(name, cluster)
+        folder = sweep_folder(name, cluster)
         if is_driven(folder):
             raise SweepError(f"sweep {folder.id} is running; wait for its end, or `babeltune stop {folder.id}`")
         text = spec_yaml(refit_of(folder, top=top, length=pairs, seeds=seeds, one_start=one_start))

@@ -22,7 +22,7 @@ from babeltune.sweep.state.leaderboard import Row
 from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.progress import doing_words, standing
 from babeltune.sweep.state.provenance import accepted_lines
-from babeltune.sweep.state.seed_summary import Comparison, cells, footnote
+from babeltune.sweep.state.seed_summary import SettingsTable, cells, footnote
 from babeltune.sweep.state.seed_summary import markdown as as_markdown
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from babeltune.promotion.ladder import Rung
     from babeltune.promotion.small_table import Exported
     from babeltune.promotion.statistics import Selection
-    from babeltune.promotion.sweep_scores import Comparison as ModelComparison
+    from babeltune.promotion.sweep_scores import Comparison
 
 
 FP32_BYTES = 4  # bytes of a weight: models are exported in fp32
@@ -89,7 +89,7 @@ def _scores_widths(titles: Sequence[str]) -> list[int]:
     return [*accumulate((SCORE_GAP + max(len(title), SCORE) for title in titles), initial=0)]
 
 
-def show_comparison(comparison: Comparison, console: Console, *, markdown: bool = False) -> None:
+def show_comparison(comparison: SettingsTable, console: Console, *, markdown: bool = False) -> None:
     """Prints the means over seeds as a table, and below it the trials that are in no mean, with the reason."""
     if markdown:
         console.print(as_markdown(comparison), markup=False, highlight=False, soft_wrap=True)
@@ -217,7 +217,7 @@ def show_rungs(rungs: Sequence[Rung], console: Console) -> None:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
-def show_compared(comparison: ModelComparison, console: Console) -> None:
+def show_compared(comparison: Comparison, console: Console) -> None:
     """Two models side by side: what may be said of each mean, then every subset."""
     heading = f"A: {comparison.first}, B: {comparison.second}, on the dev sets of {comparison.sweep}"
     console.print(heading, markup=False, highlight=False, soft_wrap=True)

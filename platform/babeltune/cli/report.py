@@ -11,11 +11,11 @@ from babeltune.cli.common import (
     Json,
     SweepName,
     cluster_of,
-    folder_of,
     say,
     say_line,
     say_out,
     steps_shown,
+    sweep_folder,
     warn,
 )
 from babeltune.cli.program import app
@@ -50,7 +50,7 @@ def report(
     if out_ is not None:
         check_report_place(out_, format_)
     with steps_shown("making the report"):
-        folder, view = folder_of(name, cluster), StorageView(cluster_of(cluster))
+        folder, view = sweep_folder(name, cluster), StorageView(cluster_of(cluster))
         complete_examples(folder, view, say_line)
         written = write_report(folder, view, format_, out_)
     warn(note for note in written.notes if "damaged" in note)
@@ -70,7 +70,7 @@ def study(
     from babeltune.sweep.search.study import write_study
 
     check_place(out_)
-    folder = folder_of(name, cluster)
+    folder = sweep_folder(name, cluster)
     trials = write_study(folder.sweep(), folder.path, out_)
     say(
         WrittenStudy(path=str(out_), trials=trials),

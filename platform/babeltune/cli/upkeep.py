@@ -14,11 +14,11 @@ from babeltune.cli.common import (
     agreed,
     cluster_of,
     err,
-    folder_of,
     out,
     say,
     say_out,
     steps_shown,
+    sweep_folder,
     warn,
     with_cluster,
 )
@@ -58,7 +58,7 @@ def rename(
     if not NAME.fullmatch(name) or is_bare_trial(name):
         flaw = "names a trial; write another one" if is_bare_trial(name) else "must be letters, digits, `_`, `.` or `-`"
         raise SpecError(f"NAME {name!r} {flaw}")
-    folder = folder_of(sweep, cluster)
+    folder = sweep_folder(sweep, cluster)
     others = {each.id: each.labels().get("name") or name_of(each.id) for each in sweep_folders(folder.path.parents[1])}
     name_before = others.pop(folder.id)
     if namesake := next((id_ for id_, other in others.items() if name in (id_, other)), None):
@@ -106,7 +106,7 @@ def label(sweep: str, cluster: str | None, action: Action, subject: str, labels:
     from babeltune.sweep.sync.audit import audit
     from babeltune.sweep.sync.view import StorageView
 
-    view, folder = StorageView(cluster_of(cluster)), folder_of(sweep, cluster)
+    view, folder = StorageView(cluster_of(cluster)), sweep_folder(sweep, cluster)
     folder.sweep()  # a damaged sweep is an error before anything changes
     in_force = change(view, folder, "label", dict(labels), lambda log: labels.items() <= log.labels.items(), WAIT_S)
     audit(view, action, f"{folder.id}{f', {subject}' * bool(subject)}")
@@ -129,7 +129,7 @@ def delete(sweep: Sweep, yes: Yes = False, cluster: ClusterFile = None, as_json:
     from babeltune.promotion.deletion import deletion_of
     from babeltune.sweep.sync.view import StorageView
 
-    folder, view = folder_of(sweep, cluster), StorageView(cluster_of(cluster))
+    folder, view = sweep_folder(sweep, cluster), StorageView(cluster_of(cluster))
     view.update(every=True)  # another sweep may start from it
     going = deletion_of(view, folder)
     if not yes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, SweepName, folder_of, say, say_out
+from babeltune.cli.common import ClusterFile, Json, SweepName, say, say_out, sweep_folder
 from babeltune.cli.models import check_port, open_later
 from babeltune.cli.program import app
 
@@ -44,7 +44,7 @@ def watch(
 
     Ctrl-C ends the page and leaves the sweep running. At the sweep's end the page says so and stays as it is."""
     check_port(port)
-    folder = folder_of(name, cluster)
+    folder = sweep_folder(name, cluster)
     url = f"http://{HOST}:{port}/"
     words = f"sweep {folder.id} at {url} (Ctrl-C ends the page, not the sweep)"
     say(LivePageAddress(sweep=folder.id, url=url), as_json, lambda: say_out(words))

@@ -42,7 +42,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Side:
+class AlignedSide:
     """One side of some pairs: the distinct words of each sentence that may be aligned."""
 
     first: NDArray[np.int64]  # [pairs + 1] each sentence's first entry
@@ -51,7 +51,7 @@ class Side:
     once: NDArray[np.bool_]  # [entries] whether it is the only one in its sentence
 
     @classmethod
-    def of(cls, word_occurrences: WordsOf, texts: NDArray[np.int64]) -> Side:
+    def of(cls, word_occurrences: WordsOf, texts: NDArray[np.int64]) -> AlignedSide:
         """The words of these texts, one text for each pair."""
         at, lengths = Ragged((np.arange(len(word_occurrences.words)), word_occurrences.first)).take(texts)
         pair = np.repeat(np.arange(len(texts)), lengths)
@@ -60,20 +60,22 @@ class Side:
         first = np.searchsorted(pair[places], np.arange(len(texts) + 1))
         return cls(first, word_occurrences.words[at[places]], at[places], times == 1)
 
-    def only(self, mask: NDArray[np.bool_]) -> Side:
+    def only(self, mask: NDArray[np.bool_]) -> AlignedSide:
         """Without the words of the vocabulary that are not wanted."""
         is_wanted = mask[self.words]
         first = np.concatenate([[0], np.cumsum(is_wanted)])[self.first]
-        return Side(first, self.words[is_wanted], self.at[is_wanted], self.once[is_wanted])
+        return AlignedSide(first, self.words[is_wanted], self.at[is_wanted], self.once[is_wanted])
 
-    def every(self, step: int) -> Side:
+    def every(self, step: int) -> AlignedSide:
         """Every `step`-th pair, from the first."""
         places, lengths = Ragged((np.arange(len(self.words)), self.first)).take(np.arange(0, len(self.first) - 1, step))
         first = np.concatenate([[0], np.cumsum(lengths)])
-        return Side(first, self.words[places], self.at[places], self.once[places])
+        return AlignedSide(first, self.words[places], self.at[places], self.once[places])
 
 
-def word_pairs(a: Side, b: Side) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+def word_pairs(
+    a: AlignedSide, b: AlignedSide
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
     """Yields each combination of a word and a word of the sentence's translation, about `BLOCK` at a time. These are
     arrays of the pair, the entry in `a` and the entry in `b`."""
     widths = np.diff(b.first)
@@ -94,7 +96,7 @@ def mutual(
     times those with the other. Ties are left out, and so are words that their sentence has twice, though these keep
     others from taking their place. `texts` [pairs, 2] are rows of `a` and `b`; `content` says which words take part."""
     step = max(1, -(-len(texts) // COUNTED))
-    x, y = (Side.of(side, texts[:, n]).only(content[n]) for n, side in enumerate((a, b)))
+    x, y = (AlignedSide.of(side, texts[:, n]).only(content[n]) for n, side in enumerate((a, b)))
     in_x, in_y = (np.bincount(s.every(step).words, minlength=len(c)) for s, c in zip((x, y), content, strict=True))
     x, y = x.only(in_x >= TOGETHER), y.only(in_y >= TOGETHER)
     size = len(b.vocabulary)

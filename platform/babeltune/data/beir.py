@@ -24,7 +24,7 @@ from babeltune.data.file_readers import (
     cells,
     file_at,
     json_object,
-    numbered,
+    numbered_lines,
     reached,
     too_long,
     tsv_rows,
@@ -40,7 +40,7 @@ QRELS = ("query-id", "corpus-id", "score")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts:
+class BeirTexts:
     """The texts of a file, each with its id and its language."""
 
     ids: list[str]
@@ -52,8 +52,8 @@ class Texts:
 class Judged:
     """The content of a folder, without the queries that its split does not judge."""
 
-    queries: Texts  # in the order of the file
-    documents: Texts  # documents by descending id: if cosines are equal, trec_eval puts the larger id first
+    queries: BeirTexts  # in the order of the file
+    documents: BeirTexts  # documents by descending id: if cosines are equal, trec_eval puts the larger id first
     pairs: list[tuple[int, int]]  # the judged pairs: numbers of a query and of a document
     grades: list[float]  # the grade of each pair; a document is relevant if it is above 0
     digest: str
@@ -66,7 +66,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Files:
+class BeirFiles:
     """Where a set's three files are."""
 
     corpus: Path
@@ -79,7 +79,7 @@ Record = tuple[int, dict[str, object] | Fault, bool]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tables:
+class BeirTables:
     """A set's three tables, in files or in a data set."""
 
     names: dict[str, str]  # `corpus`, `queries` and `qrels` -> where the table is, for an error
@@ -88,22 +88,22 @@ class Tables:
     judgements: Callable[[Digest, int], Iterator[Row]]  # the values of `QRELS`
 
 
-def _in_files(task: Retrieval, root: Path) -> Tables:
+def _in_files(task: Retrieval, root: Path) -> BeirTables:
     files = find_files(task, root)
 
     def texts(table: str, content: Digest, longest: int) -> Iterator[Record]:
-        for line, raw in numbered(getattr(files, table), content, longest):
+        for line, raw in numbered_lines(getattr(files, table), content, longest):
             record = raw if isinstance(raw, Fault) else json_object(raw)
             yield line, record, isinstance(raw, bytes) and b"\\u" in raw
 
-    return Tables(
+    return BeirTables(
         names={name: str(path) for name, path in vars(files).items()},
         texts=texts,
         judgements=lambda content, longest: tsv_rows(files.qrels, QRELS, content, header=True, longest=longest),
     )
 
 
-def _in_data_set(task: Retrieval, root: Path) -> Tables:
+def _in_data_set(task: Retrieval, root: Path) -> BeirTables:
     source, named_id = task.source, ("_id", "id")
     assert isinstance(source, BeirSource)
     configurations = {name: replace(source, subset=name, split=name) for name in ("corpus", "queries")}
@@ -132,13 +132,13 @@ def _in_data_set(task: Retrieval, root: Path) -> Tables:
             empty = [name for name, value in record.items() if value is None]
             yield number, Fault(EMPTY_SIDE, f"nothing in {empty[0]!r}") if empty else whole
 
-    return Tables(names=names, texts=texts, judgements=judgements)
+    return BeirTables(names=names, texts=texts, judgements=judgements)
 
 
 OPTIONAL = ("_id", "id", "title")  # columns of a data set's texts that need not be there: an id has one of two names
 
 
-def find_files(task: Retrieval, root: Path) -> Files:
+def find_files(task: Retrieval, root: Path) -> BeirFiles:
     """The task's three files, packed or not. Raises `DataError` for one that is not there; for judgements it names the
     splits that are."""
     path = task.source.path or ""
@@ -153,7 +153,7 @@ def find_files(task: Retrieval, root: Path) -> Files:
         )
     names = ("corpus.jsonl", "queries.jsonl", f"qrels/{task.qrels}.tsv")
     corpus, queries, qrels = (file_at(f"{path}/{_packed(folder, name)}", root) for name in names)
-    return Files(corpus, queries, qrels)
+    return BeirFiles(corpus, queries, qrels)
 
 
 def _packed(folder: Path, name: str) -> str:
@@ -195,14 +195,16 @@ def read_beir(task: Retrieval, root: Path, longest: int = MAX_LINE_BYTES) -> Jud
     )
 
 
-def _chosen(texts: Texts, rows: list[int]) -> Texts:
+def _chosen(texts: BeirTexts, rows: list[int]) -> BeirTexts:
     lists = ([values[row] for row in rows] for values in (texts.ids, texts.texts, texts.languages))
-    return Texts(**dict(zip(("ids", "texts", "languages"), lists, strict=True)))
+    return BeirTexts(**dict(zip(("ids", "texts", "languages"), lists, strict=True)))
 
 
-def _texts(task: Retrieval, tables: Tables, table: str, content: Digest, dropped: Counter[str], longest: int) -> Texts:
+def _texts(
+    task: Retrieval, tables: BeirTables, table: str, content: Digest, dropped: Counter[str], longest: int
+) -> BeirTexts:
     """The texts of `corpus`, where a document's title comes before its text, or of `queries`."""
-    refusals, texts = _refusals(task.source), Texts(ids=[], texts=[], languages=[])
+    refusals, texts = _refusals(task.source), BeirTexts(ids=[], texts=[], languages=[])
     seen = set[str]()
     rows = _rows(task, tables.texts(table, content, longest), title=table == "corpus")
     for line, values in rows:
@@ -269,9 +271,9 @@ def _title_and_text(title: object, text: object) -> object:
 
 def _grades(
     source: Source,
-    tables: Tables,
-    queries: Texts,
-    documents: Texts,
+    tables: BeirTables,
+    queries: BeirTexts,
+    documents: BeirTexts,
     content: Digest,
     dropped: Counter[str],
     longest: int,
@@ -293,7 +295,7 @@ def _grades(
 
 
 def _judgement(
-    values: list[str], places: list[dict[str, int]], tables: Tables
+    values: list[str], places: list[dict[str, int]], tables: BeirTables
 ) -> tuple[tuple[int, int], float] | Fault:
     """The judged pair and its grade, or what is wrong with the query's id, the document's id or the grade."""
     for name, place_of, table in zip(values, places, ("queries", "corpus"), strict=False):

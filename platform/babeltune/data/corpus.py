@@ -132,7 +132,7 @@ def build_corpus(
     heldout_sets = heldout_tasks(kept_back, data.split.right_model if data.split else "student")
     dev_sets = subsets(dev, data.anchor_priority)
     graded_sets = [block.task for block in graded_blocks.values()]
-    return numbered(train, [*dev_sets, *heldout_sets], cleaning, shards, graded_sets)
+    return numbered_corpus(train, [*dev_sets, *heldout_sets], cleaning, shards, graded_sets)
 
 
 def split(blocks: Sequence[Block], cleaning: Cleaning) -> tuple[list[Block], list[Block]]:
@@ -417,7 +417,7 @@ def heldout_tasks(blocks: Sequence[Block], right_model: Literal["student", "teac
     ]
 
 
-def numbered(
+def numbered_corpus(
     train: Sequence[Block],
     dev: Sequence[TextTask],
     cleaning: Cleaning,

@@ -110,10 +110,10 @@ def file_at(path: str, root: Path | None = None, *, once: bool = False) -> Path:
 
 def lines_of(path: Path, content: Digest, longest: int = MAX_LINE_BYTES) -> Iterator[bytes | Fault]:
     """Lines without their ends and without a byte order mark."""
-    return (line for _, line in numbered(path, content, longest))
+    return (line for _, line in numbered_lines(path, content, longest))
 
 
-def numbered(
+def numbered_lines(
     path: Path, content: Digest, longest: int, encoding: str | None = None
 ) -> Iterator[tuple[int, bytes | Fault]]:
     """The lines of a file with their numbers from 1, as `text_streams` decodes them."""
@@ -188,7 +188,7 @@ def tsv_rows(
     path: Path, names: Sequence[str], content: Digest, *, header: bool, longest: int = MAX_LINE_BYTES
 ) -> Iterator[Row]:
     """Columns of a tab-separated file without quoting, by name or (no header) by number from 0."""
-    return tab_rows(path, names, numbered(path, content, longest), header=header)
+    return tab_rows(path, names, numbered_lines(path, content, longest), header=header)
 
 
 def tab_rows(path: Path, names: Sequence[str], lines: Lines, *, header: bool) -> Iterator[Row]:

@@ -25,7 +25,7 @@ from babeltune.data.file_readers import (
     line_rows,
     lines_in,
     no_text,
-    numbered,
+    numbered_lines,
     where_takes,
 )
 from babeltune.data.quotation_marks import QuotedColumns, Quotes
@@ -102,7 +102,7 @@ def parts_of(form: Form, content: Digest, shards: TextShards) -> Iterator[Part]:
 
 def head_of(form: Form) -> tuple[int, bytes | Fault]:
     """The line that names the columns, which may stand below a title, and its number; the first line if none does."""
-    lines = numbered(form.path, hashlib.sha256(), form.longest, form.source.codec)
+    lines = numbered_lines(form.path, hashlib.sha256(), form.longest, form.source.codec)
     first = next(lines)
     for number, line in [first, *itertools.islice(lines, TITLE_ROWS)] if form.source.header else []:
         names = [] if isinstance(line, Fault) else line.decode(errors="replace").split("\t")
@@ -140,7 +140,7 @@ def cut_lines(form: Form, content: Digest, work: Path) -> Iterator[tuple[Path, i
                         block = b"" if block.endswith(b"\n") else stream.readline(SKIPPED_BYTES)
                 yield path, first
     except UNREADABLE:
-        for _ in numbered(form.path, hashlib.sha256(), form.longest, form.source.codec):
+        for _ in numbered_lines(form.path, hashlib.sha256(), form.longest, form.source.codec):
             """Says which line cannot be read, if it is that."""
         raise
 

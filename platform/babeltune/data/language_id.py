@@ -35,7 +35,7 @@ SCRIPTS = ("sr", "zh")  # languages that the model knows in several scripts; oth
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class LanguageClassifier:
     """py3langid's automaton over bytes, and its naive Bayes weights."""
 
     moves: NDArray[np.uint32]  # the next state, by the first place of a state plus a byte
@@ -47,12 +47,12 @@ class Model:
 
 
 @functools.cache
-def model() -> Model:
+def model() -> LanguageClassifier:
     """The model that comes with py3langid. It loads in 0.8 s."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
 
     loaded = LanguageIdentifier.from_model_file(MODEL_FILE)
-    return Model(
+    return LanguageClassifier(
         moves=np.asarray(loaded.tk_nextmove),
         rows=np.asarray(loaded.tk_row, np.int64) << 8,
         features=np.asarray(loaded.tk_output),
@@ -63,7 +63,7 @@ def model() -> Model:
 
 
 @functools.cache
-def languages() -> tuple[str, ...]:
+def known_languages() -> tuple[str, ...]:
     """The languages between which the model decides, as py3langid writes them."""
     return tuple(label for label in dict.fromkeys(model().labels) if label != NO_LANGUAGE)
 
@@ -72,7 +72,7 @@ def languages() -> tuple[str, ...]:
 def labels_of(language: str) -> tuple[int, ...]:
     """The model's labels of a language and of those close to it; empty for one that it does not know in this script."""
     plain = meaning(language).language
-    label = {meaning(label).language: label for label in reversed(languages())}.get(plain, plain)
+    label = {meaning(label).language: label for label in reversed(known_languages())}.get(plain, plain)
     if label not in SCRIPTS and script_of(language) != script_of(plain):
         return ()
     same = {label}.union(*(group for group in CLOSE if label in group))

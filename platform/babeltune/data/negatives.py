@@ -3,7 +3,7 @@
 Park et al. 2024, section 5.2, train their mUSE baseline with three hard negatives per pair and leave the miner open.
 Here candidates are the targets of other pairs of the same language pair, ranked by the teacher's cosine between
 anchors. A candidate at or above a cosine limit counts as an unlabelled translation and is left out. An anchor with a
-zero vector has no negatives, and is none."""
+zero vector has no negatives, and is no negative."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _nearness(queries: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
     return torch.cat([cosines.topk(min(NEIGHBOURS, len(candidates))).values.mean(1) for cosines in nearest])
 
 
-def languages(corpus: Corpus) -> NDArray[np.float32]:
+def language_confidence(corpus: Corpus) -> NDArray[np.float32]:
     """[pairs] how sure py3langid is that both texts are in their languages: the lower one of the two texts."""
     sides = [zeros(len(corpus.pairs), np.float32) for _ in range(2)]
     for group, names in enumerate(corpus.group_languages):
@@ -162,7 +162,7 @@ def _characters(corpus: Corpus) -> NDArray[np.int64]:
 
 
 SCORES: Mapping[str, Callable[[Corpus], NDArray[np.generic]]] = {
-    "least_language": languages,
+    "least_language": language_confidence,
     "least_length_ratio": length_ratios,
     "least_characters": lambda corpus: _characters(corpus).min(axis=1),
     "most_characters": lambda corpus: _characters(corpus).max(axis=1),

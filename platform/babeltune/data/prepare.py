@@ -105,7 +105,7 @@ def prepare(
     teacher, teacher_rows = encode_with_teacher(inputs, corpus, stores, run_shards, progress)
     tokens = student_tokens.with_vectors(tokens, teacher, teacher_rows)
     languages = tuple(dict.fromkeys(itertools.chain(*corpus.group_languages, corpus.languages.names())))
-    description = record_of(inputs, corpus, text_digest, teacher, teacher_rows, words)
+    description = prepared_record(inputs, corpus, text_digest, teacher, teacher_rows, words)
     write = functools.partial(write_prepared, inputs, corpus, teacher, teacher_rows, languages, progress)
     folder = build(stores, "prepared", description, write)
     return Prepared(
@@ -181,7 +181,7 @@ def align_words(inputs: PreparationInputs, corpus: Corpus, stores: Path, progres
     return words
 
 
-def record_of(
+def prepared_record(
     inputs: PreparationInputs,
     corpus: Corpus,
     text_digest: str,

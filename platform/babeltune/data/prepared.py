@@ -278,7 +278,7 @@ class Prepared:
         return self.all_texts().at(ids)[:]
 
     def folders(self) -> Iterator[Path]:
-        """The stores that it names; a tokenizer that comes with a model is none."""
+        """The stores that it names; a tokenizer that comes with a model is no store."""
         places = [self.folder, self.teacher]
         for tokens in self.tokens.values():
             places += [

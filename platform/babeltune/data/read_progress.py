@@ -35,7 +35,7 @@ _meter: ContextVar[_Meter | None] = ContextVar("meter", default=None)
 @contextmanager
 def counting_bytes(data: Data, root: Path, tell: Callable[[int, int], None]) -> Iterator[None]:
     """Within it `tell` hears how many bytes of the data's files have been read, and how many there are."""
-    meter = _Meter(tell, sum(map(_size, files_of(data, root))))
+    meter = _Meter(tell, sum(map(_size, source_files(data, root))))
     tell(0, meter.of)
     token = _meter.set(meter)
     try:
@@ -64,7 +64,7 @@ def open_file(path: Path) -> io.BufferedReader:
     return io.BufferedReader(_Counted(path), BUFFER)
 
 
-def files_of(data: Data, root: Path) -> Iterator[Path]:
+def source_files(data: Data, root: Path) -> Iterator[Path]:
     """The files and folders that the data section names."""
     for source in data.train:
         yield from _of_source(source, root)

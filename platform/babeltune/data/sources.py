@@ -40,7 +40,7 @@ from babeltune.data.file_readers import (
     csv_rows,
     file_at,
     line_rows,
-    numbered,
+    numbered_lines,
     refuse_broken,
     table_rows,
     where_takes,
@@ -254,7 +254,7 @@ def _read_file(source: Source, path: Path, names: Sequence[str], content: Digest
         return table_rows(path, names, cells, header=source.header)
     if isinstance(source, ParquetSource):
         return parquet_rows(path, names, source.id, content, longest)
-    lines = numbered(path, content, longest, source.codec)
+    lines = numbered_lines(path, content, longest, source.codec)
     if source.format == "csv" or source.quoted:
         return csv_rows(source, path, names, lines, longest)
     rows = line_rows(source, path, names, lines)

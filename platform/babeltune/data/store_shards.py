@@ -145,7 +145,7 @@ def record_names(records: Sequence[ShardRecord]) -> frozenset[str]:
     return frozenset(f"{_name(number)}{DONE}" for number in range(len(records)))
 
 
-def files_of(records: Sequence[ShardRecord]) -> dict[str, StoredFile]:
+def shard_files(records: Sequence[ShardRecord]) -> dict[str, StoredFile]:
     """All files of the shards, as their writers have recorded them."""
     files = [file for record in records for file in record.files.values()]
     return {file.name: StoredFile(file.bytes, file.sha256) for file in files}

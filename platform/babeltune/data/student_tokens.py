@@ -20,7 +20,7 @@ from babeltune.data.store import facts_of
 from babeltune.data.teacher import teacher_folder
 from babeltune.data.token_vectors import build_token_vectors, encode_tokens
 from babeltune.data.tokens import (
-    Cut,
+    TokenCut,
     bare_tokenizer,
     build_token_store,
     build_tokenizer,
@@ -141,7 +141,7 @@ class StudentTokens:
                 self.stores,
                 self.corpus.texts,
                 tokenizer,
-                Cut(prompt, max_tokens, has_special_tokens(student)),
+                TokenCut(prompt, max_tokens, has_special_tokens(student)),
                 run_shards=self.run_shards,
                 progress=functools.partial(self.progress, action),
             )

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from babeltune.data.arrays import first_places, is_first, parts
 from babeltune.data.shards import RunShards, read_texts, run_here
 from babeltune.data.store import Array, Contents, build, digest_of_array, digest_of_texts, facts_of, key_of
-from babeltune.data.store_shards import ShardWork, array_of, files_of, make_shards, record_names, write_shard
+from babeltune.data.store_shards import ShardWork, array_of, make_shards, record_names, shard_files, write_shard
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.data.texts import Texts, text_hashes
 from babeltune.errors import StoreError, TeacherError
@@ -354,7 +354,7 @@ def _write(
     return Contents(
         arrays={"rows": rows, "order": Array("<i8", 0, ((order_file, len(texts)),))},
         facts={"forwarded": len(texts), "truncated": sum(record.truncated for record in records), "dim": rows.width},
-        files=files_of(records),
+        files=shard_files(records),
         shard_records=record_names(records),
     )
 

@@ -22,7 +22,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from babeltune.data.shards import RunShards, read_texts, run_here
 from babeltune.data.starts import split_pin, start_name
 from babeltune.data.store import Contents, build, digest_of_texts, key_of
-from babeltune.data.store_shards import ShardWork, array_of, files_of, make_shards, record_names, write_shard
+from babeltune.data.store_shards import ShardWork, array_of, make_shards, record_names, shard_files, write_shard
 from babeltune.data.texts import Texts
 from babeltune.errors import DataError, TeacherError
 from babeltune.files import version
@@ -218,7 +218,7 @@ def bare_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
 
 
 @dataclass(frozen=True)
-class Cut:
+class TokenCut:
     """How a text is made into a row of token ids."""
 
     prompt: str  # the tokens before every text
@@ -231,7 +231,7 @@ def build_token_store(
     root: Path,
     texts: Sequence[str],
     tokenizer: PreTrainedTokenizerFast,
-    cut: Cut,
+    cut: TokenCut,
     *,
     run_shards: RunShards = run_here,
     progress: Count = uncounted,
@@ -261,7 +261,7 @@ def build_token_store(
 
 
 def _write_tokens(
-    folder: Path, texts: Texts, backend: Tokenizer, cut: Cut, dtype: str, run_shards: RunShards, progress: Count
+    folder: Path, texts: Texts, backend: Tokenizer, cut: TokenCut, dtype: str, run_shards: RunShards, progress: Count
 ) -> Contents:
     tokenizer = folder / "tokenizer.json"
     backend.save(str(tokenizer))
@@ -281,7 +281,7 @@ def _write_tokens(
     return Contents(
         arrays={"values": values, "offsets": array_of(records, "offsets", "<i8")},
         facts={"sentences": len(texts), "tokens": values.rows, "truncated": truncated},
-        files=files_of(records),
+        files=shard_files(records),
         shard_records=record_names(records),
     )
 

@@ -124,7 +124,7 @@ class Translator:
         keyed = {key: value for key, value in asdict(how).items() if key not in ("text", "model", "revision")}
         description = {"model": folder_digest(folder), **keyed}
         chosen = draw_texts(source, texts, self.seed)
-        model: list[Model] = []
+        model: list[TranslationModel] = []
         translations: list[str | None] = []
         reasons: dict[str, int] = {}
         for start in range(0, len(chosen), SHARD):
@@ -132,7 +132,7 @@ class Translator:
 
             def write(place: Path, part: list[str] = part, start: int = start) -> Contents:
                 if not model:
-                    model.append(Model(how, folder, name))
+                    model.append(TranslationModel(how, folder, name))
                 shard_translations, dropped = model[0].translate(
                     part, lambda done: self.progress(f"translating {source.name}", start + done, len(chosen))
                 )
@@ -154,7 +154,7 @@ class Translator:
         )
 
 
-class Model:
+class TranslationModel:
     """A loaded sequence-to-sequence model, which translates in evaluation mode, on a GPU if there is one."""
 
     def __init__(self, how: Translation, folder: Path, name: str) -> None:

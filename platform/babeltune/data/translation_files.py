@@ -107,7 +107,7 @@ def text_in(unit: dict[str, list[str]], name: str) -> list[str]:
     return [text for tag in tags for text in unit[tag]]
 
 
-def languages_of(units: Iterable[Unit]) -> list[str]:
+def unit_languages(units: Iterable[Unit]) -> list[str]:
     """The languages of some units; without the region if the file has one of the language."""
     tags = list(dict.fromkeys(tag for _, unit in units if not isinstance(unit, Fault) for tag in unit))
     short = [re.split("[-_]", tag)[0] for tag in tags]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from babeltune.evaluation import knn
-from babeltune.evaluation.knn import UNDEFINED, Matches, Neighbours, Side
+from babeltune.evaluation.knn import UNDEFINED, DistinctVectors, Matches, Neighbours
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 Margin = Literal["ratio", "distance", "absolute"]
 
 
-def match(left: Vectors | Side, right: Vectors | Side, k: int = 4, candidates: Candidates = "nearest") -> Matches:
+def match(
+    left: Vectors | DistinctVectors, right: Vectors | DistinctVectors, k: int = 4, candidates: Candidates = "nearest"
+) -> Matches:
     """The matches of the two sides of a bitext, [n, d] each, with k = min(k, n) neighbours."""
     if len(left) != len(right):
         raise ValueError(f"{len(left)} left and {len(right)} right vectors: a bitext has as many of each")
-    return knn.match(left, right, k, candidates)
+    return knn.nearest_both_ways(left, right, k, candidates)
 
 
 def accuracy(neighbours: Neighbours) -> float:
@@ -83,7 +85,7 @@ def best_scored(matches: Matches, margin: Margin) -> tuple[Int[Tensor, "queries"
 
 
 def _best_of_all(
-    left: Side, right: Side, matches: Matches, margin: Margin
+    left: DistinctVectors, right: DistinctVectors, matches: Matches, margin: Margin
 ) -> tuple[Float[Tensor, "queries"], Int[Tensor, "queries"]]:
     """The highest margin score of every left sentence among all right ones, and its candidate. Never the whole matrix
     is in memory."""

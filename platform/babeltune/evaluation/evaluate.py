@@ -25,7 +25,7 @@ from babeltune.data.prepared import IdTask, TextTask
 from babeltune.errors import DataError, TrainingError
 from babeltune.evaluation import bitext, knn, mining_f1, probing, retrieval, sts
 from babeltune.evaluation.clustering import agreement
-from babeltune.evaluation.knn import Side
+from babeltune.evaluation.knn import DistinctVectors
 from babeltune.evaluation.metric_names import BIAS, FACTS, POOLED, Scores, each_with_each, metrics_of
 from babeltune.method import Cut
 
@@ -165,8 +165,8 @@ class Lookup:
 
     ids: NDArray[np.int64]
     vectors: Rows
-    sides: dict[Sequence[int], Side] = field(default_factory=dict)
-    heads: dict[tuple[Sequence[int], tuple[str, ...]], probing.Head | None] = field(default_factory=dict)
+    sides: dict[Sequence[int], DistinctVectors] = field(default_factory=dict)
+    heads: dict[tuple[Sequence[int], tuple[str, ...]], probing.LinearHead | None] = field(default_factory=dict)
     others: Lookup | None = None  # the teacher's vectors, for the right sides that it encodes
 
     def cut(self, cut: Cut) -> Lookup:
@@ -191,13 +191,13 @@ class Lookup:
         vectors: Rows = self.vectors[np.searchsorted(self.ids, np.asarray(texts, np.int64))]
         return vectors
 
-    def side(self, texts: Sequence[int]) -> Side:
+    def side(self, texts: Sequence[int]) -> DistinctVectors:
         """The same, ready to be compared; a language of a multi-way set is made ready once."""
         if texts not in self.sides:
             self.sides[texts] = knn.side(self.rows(texts))
         return self.sides[texts]
 
-    def head(self, task: IdTask) -> probing.Head | None:
+    def head(self, task: IdTask) -> probing.LinearHead | None:
         """The linear head that has learnt a task's labels; one for all languages that are scored."""
         key = (task.left, task.labels)
         if key not in self.heads:
@@ -224,7 +224,7 @@ def _bitext(task: IdTask, lookup: Lookup) -> Scores:
         "xsim_error_forward": error,
     }
     if len(task.right) > pairs:
-        among_changed = knn.match(left, rights.side(task.right), task.k, task.candidates)
+        among_changed = knn.nearest_both_ways(left, rights.side(task.right), task.k, task.candidates)
         scores["xsimpp_error"] = bitext.xsim(among_changed, forth, task.margin)
     flipped = (bitext.share_of_flipped_margins(matches) + bitext.share_of_flipped_margins(turned)) / 2
     return scores | ({"xsim_flipped": flipped} if flipped and task.margin == "ratio" else {})

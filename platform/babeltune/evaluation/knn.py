@@ -48,7 +48,9 @@ class Matches:
 
     forward: Neighbours  # for each left sentence, among the right ones
     backward: Neighbours  # for each right sentence, among the left ones
-    sides: tuple[Side, Side] | None = None  # both sides, if xSIM's candidates are all sentences and not the k nearest
+    sides: tuple[DistinctVectors, DistinctVectors] | None = (
+        None  # both sides, if xSIM's candidates are all sentences and not the k nearest
+    )
 
     @property
     def alone(self) -> tuple[int, int]:
@@ -62,7 +64,7 @@ class Matches:
 
 
 @dataclass(frozen=True)
-class Side:
+class DistinctVectors:
     """Sentence vectors as they are compared: at length 1 in fp32, each distinct one once.
 
     A matrix product may give equal rows results that differ in the last bit by position; multiplying each row once
@@ -104,16 +106,16 @@ class Side:
 HASHED = 1 << 14  # rows that are hashed at once: 50 MB of 384 dimensions
 
 
-def side(vectors: Vectors | Side) -> Side:
-    """The vectors [n, d] made ready; a `Side` is ready."""
-    if isinstance(vectors, Side):
+def side(vectors: Vectors | DistinctVectors) -> DistinctVectors:
+    """The vectors [n, d] made ready; a `DistinctVectors` is ready."""
+    if isinstance(vectors, DistinctVectors):
         return vectors
     rows = unit(vectors)
     number, places = numbered_rows(rows.cpu().numpy())
     which = torch.from_numpy(number).to(rows.device)
     if len(places) == len(rows):
-        return Side(rows, which)
-    return Side(rows[torch.from_numpy(places).to(rows.device)], which)
+        return DistinctVectors(rows, which)
+    return DistinctVectors(rows[torch.from_numpy(places).to(rows.device)], which)
 
 
 def numbered_rows(rows: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -142,7 +144,9 @@ def _first_equal(words: NDArray[np.uint32]) -> NDArray[np.int64]:
     return np.array([first.setdefault(row.tobytes(), place) for place, row in enumerate(words)], np.int64)
 
 
-def match(left: Vectors | Side, right: Vectors | Side, k: int = 4, candidates: Candidates = "nearest") -> Matches:
+def nearest_both_ways(
+    left: Vectors | DistinctVectors, right: Vectors | DistinctVectors, k: int = 4, candidates: Candidates = "nearest"
+) -> Matches:
     """The k nearest of the other side, of every row of `left` [n, d] and of `right` [m, d]; fewer if there are
     fewer. Each tile of the similarity matrix is computed once, for both directions. With `all` as candidates the
     matches keep both sides."""
@@ -247,7 +251,7 @@ def _join(parts: list[Neighbours]) -> Neighbours:
     return Neighbours(torch.cat([part.cosine for part in parts]), torch.cat([part.index for part in parts]))
 
 
-def _expanded(neighbours: Neighbours, queries: Side, candidates: Side, k: int) -> Neighbours:
+def _expanded(neighbours: Neighbours, queries: DistinctVectors, candidates: DistinctVectors, k: int) -> Neighbours:
     """From distinct rows to all rows, of both sides."""
     neighbours = narrowed(_marked(candidates.spread(neighbours, min(k, len(candidates)))))
     if len(queries.distinct) == len(queries):

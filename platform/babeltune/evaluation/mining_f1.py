@@ -16,13 +16,15 @@ from babeltune.evaluation.bitext import Margin, best_scored
 from babeltune.evaluation.metric_names import RETRIEVALS
 
 if TYPE_CHECKING:
-    from babeltune.evaluation.knn import Side, Vectors
+    from babeltune.evaluation.knn import DistinctVectors, Vectors
 
 Pair = tuple[int, int]
 Scored = dict[Pair, float]  # candidate pairs (left, right) and their margin scores
 
 
-def candidates(left: Vectors | Side, right: Vectors | Side, k: int = 4, margin: Margin = "ratio") -> dict[str, Scored]:
+def candidates(
+    left: Vectors | DistinctVectors, right: Vectors | DistinctVectors, k: int = 4, margin: Margin = "ratio"
+) -> dict[str, Scored]:
     """The candidate pairs of `left` [n, d] and `right` [m, d], by each of `RETRIEVALS`.
 
     `forward` holds each left sentence with the best-scored of its k nearest, `backward` each right one with its
@@ -31,7 +33,7 @@ def candidates(left: Vectors | Side, right: Vectors | Side, k: int = 4, margin: 
     sentence without a defined margin is in no pair. All are empty if a side is empty."""
     if not len(left) or not len(right):
         return {how: {} for how in RETRIEVALS}
-    matches = knn.match(left, right, k)
+    matches = knn.nearest_both_ways(left, right, k)
     rights, forward_scores = (tensor.tolist() for tensor in best_scored(matches, margin))
     lefts, backward_scores = (tensor.tolist() for tensor in best_scored(matches.turned(), margin))
     forward = {(i, j): score for i, (j, score) in enumerate(zip(rights, forward_scores, strict=True)) if j >= 0}

@@ -31,7 +31,7 @@ class Classifier(Protocol):
 
 
 @dataclass(frozen=True)
-class Head:
+class LinearHead:
     """A linear head that says the likeliest label of a vector."""
 
     classifier: Classifier
@@ -41,7 +41,7 @@ class Head:
         return [str(label) for label in self.classifier.predict(_rows(vectors))]
 
 
-def fit_head(vectors: Vectors, labels: Sequence[str]) -> Head | None:
+def fit_head(vectors: Vectors, labels: Sequence[str]) -> LinearHead | None:
     """The logistic regression on the unit vectors of [n, d], as scikit-learn defines it; the bias is not penalised.
 
     None if a vector is not finite: no head can be fitted to it. A single label needs no regression."""
@@ -53,7 +53,7 @@ def fit_head(vectors: Vectors, labels: Sequence[str]) -> Head | None:
         return None
     several = len(set(labels)) > 1
     head = LogisticRegression(C=C, max_iter=ROUNDS, tol=TOLERANCE) if several else DummyClassifier()
-    return Head(head.fit(rows, np.asarray(labels)))
+    return LinearHead(head.fit(rows, np.asarray(labels)))
 
 
 def accuracy(truth: Sequence[str], predicted: Sequence[str]) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from babeltune.errors import TrainingError
 from babeltune.method.contract import Batch, Gather
-from babeltune.method.tiled_contrastive import TILE, CrossEntropy, Formula, Labels, Side
+from babeltune.method.tiled_contrastive import TILE, CrossEntropy, Formula, Labels, TiledSide
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -158,8 +158,8 @@ def tiled_cross_entropy(
         tile = labels.tile
     own_z, all_z = (None, None) if labels is None else (labels.own_log_z, labels.log_z)
     formula = Formula(
-        Side(x.detach().float().contiguous(), row_weights, terms.get("label_rows", 0.0), own_z),
-        Side(y.detach().float().contiguous(), column_weights, terms.get("label_columns", 0.0), all_z),
+        TiledSide(x.detach().float().contiguous(), row_weights, terms.get("label_rows", 0.0), own_z),
+        TiledSide(y.detach().float().contiguous(), column_weights, terms.get("label_columns", 0.0), all_z),
         labels,
         terms.get("repeats"),
         temperature,

@@ -140,7 +140,7 @@ class Repeats(Protocol):
 
 
 @dataclass(eq=False)
-class Side:
+class TiledSide:
     """The rows or the columns of S."""
 
     vectors: Tensor
@@ -158,8 +158,8 @@ class Side:
 class Formula:
     """One evaluation of the formula."""
 
-    rows: Side
-    columns: Side
+    rows: TiledSide
+    columns: TiledSide
     labels: Labels | None
     repeats: Repeats | None
     temperature: float
@@ -167,7 +167,7 @@ class Formula:
     tiles: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """The tiles of S by first row and column, if S is one tile or small. Else the second pass makes them again."""
 
-    def similarities(self, left: Side, right: Side, i: slice, j: slice) -> Tensor:
+    def similarities(self, left: TiledSide, right: TiledSide, i: slice, j: slice) -> Tensor:
         """A tile of S (of S transposed when `left` is the columns)."""
         if (products := self.tiles.get((i.start, j.start) if left is self.rows else (j.start, i.start))) is not None:
             return products if left is self.rows else products.T
@@ -194,7 +194,7 @@ class Formula:
         if beside is not None and rows.sums is not None:
             rows.sums = torch.logaddexp(rows.sums, beside)
 
-    def label_tiles(self) -> Iterator[tuple[Side, Side, slice, slice, Tensor | None, Tensor | None]]:
+    def label_tiles(self) -> Iterator[tuple[TiledSide, TiledSide, slice, slice, Tensor | None, Tensor | None]]:
         """Every tile of S once, or of its transpose, with the tile a_i·a_j / tau' that fits, and its exponentials."""
         alone = self.labels is not None and len(self.labels.local) == len(self.labels.everyone)
         for i in _spans(len(self.rows.vectors), self.tile):

@@ -159,7 +159,7 @@ class Hub:
         """The reason why this model or data set cannot be had, if there is one."""
         if name in BUNDLED_WIDTHS or is_cached(name, kind):
             return
-        if folder_of(name) is not None:
+        if local_folder(name) is not None:
             if kind == "model" and is_exported(name):
                 yield key, f"{name!r} {ONLY_ENCODES}"
             return
@@ -189,21 +189,21 @@ class Hub:
         return self._why
 
 
-def folder_of(name: str) -> Path | None:
-    """The folder that a model's name means, as a path from here; None when it is none."""
+def local_folder(name: str) -> Path | None:
+    """The folder that a model's name means, as a path from here; None if it is not a folder's."""
     path = Path(name).expanduser()
     return path if path.is_dir() else None
 
 
 def is_exported(name: str) -> bool:
     """Whether a model's name means a folder that `export` made."""
-    folder = folder_of(name)
+    folder = local_folder(name)
     return folder is not None and (folder / EXPORTED).is_file()
 
 
 def is_at_hand(name: str) -> bool:
     """Whether a model can be loaded without asking a hub."""
-    return name in BUNDLED_WIDTHS or folder_of(name) is not None or is_cached(name, "model")
+    return name in BUNDLED_WIDTHS or local_folder(name) is not None or is_cached(name, "model")
 
 
 def is_cached(name: str, kind: str) -> bool:
@@ -253,7 +253,7 @@ def teacher_width(teacher: Teacher) -> int | None:
 
 
 def _static_table(name: str, revision: str | None) -> tuple[int, int] | None:
-    """Tokens and width of a static model's table; None if it is none, or its file is not at hand."""
+    """Tokens and width of a static model's table; None if it is another model, or its file is not at hand."""
     first = next(iter(_modules(name, revision)), None)
     if first is None or not str(first.get("type", "")).endswith(".StaticEmbedding"):
         return None
@@ -341,7 +341,7 @@ def _saved(name: str, file: str, revision: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    if (folder := folder_of(name)) is not None:
+    if (folder := local_folder(name)) is not None:
         return folder / file if (folder / file).is_file() else None
     with contextlib.suppress(HFValidationError):
         cached = try_to_load_from_cache(name, file, revision=revision)

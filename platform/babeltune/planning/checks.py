@@ -16,7 +16,7 @@ from babeltune.planning.languages import languages, taught_languages, taught_pai
 from babeltune.planning.model_checks import model_files, right_models, unused_student
 from babeltune.planning.name_checks import name_problems
 from babeltune.planning.parameters import of_method, values_of
-from babeltune.planning.rules import RANGES, key_of, kind_of
+from babeltune.planning.rules import RANGES, kind_of, setting_key
 from babeltune.planning.space import config_for, configurations, possible_needs, preparations
 from babeltune.planning.value_checks import blamed, student_with, value_problems
 from babeltune.schema.bounds import Key, Problem
@@ -72,10 +72,10 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
         yield from _without_translations(sweep, needs, alone)
         if needs.states and student.kind == "static":
             words = "reads token states, and a static student has none; choose another method, or a Transformer"
-            yield key_of(sweep, "student.kind"), f"'static': {alone} {words}"
+            yield setting_key(sweep, "student.kind"), f"'static': {alone} {words}"
         elif needs.layer > student.layers and student.model is None:
             words = f"method {method.name!r} reads layer {needs.layer}; name a layer that the student has"
-            yield key_of(sweep, "student.layers"), f"{student.layers}: {words}"
+            yield setting_key(sweep, "student.layers"), f"{student.layers}: {words}"
         yield from _teacher_languages(sweep, needs, who, anchors, others)
         if sweep.training.matryoshka:
             follows = student.projection == "teacher" and not needs.frozen
@@ -181,10 +181,10 @@ def _teacher_languages(
     listed, margin = ", ".join(dict.fromkeys(strange)), "data.sampling.least_margin"
     if strange and any(student.token_vectors == "teacher_tokens" for student in preparations(sweep)):
         words = f"'teacher_tokens': {says}, and not tokens of {listed}; {multilingual}"
-        yield key_of(sweep, "student.token_vectors"), f"{words}, or begin with `token_vectors: teacher`"
+        yield setting_key(sweep, "student.token_vectors"), f"{words}, or begin with `token_vectors: teacher`"
     if strange and (margin in sweep.parameters or sweep.data.sampling.least_margin):
         words = f"{says}, so margins of pairs with {listed} mean nothing; {multilingual}"
-        yield key_of(sweep, margin), f"{words}, or leave the threshold out"
+        yield setting_key(sweep, margin), f"{words}, or leave the threshold out"
     strange = [language for language in others if not known_by(language, languages_of_teacher)]
     if strange and "target" in needs.teacher and sweep.teacher.target_side == "encode":
         why = f"{who} needs its vectors of {', '.join(strange)} too"

@@ -10,9 +10,9 @@ from babeltune.errors import TeacherError
 from babeltune.models.hub import ROUTED, tokenizer_folder
 from babeltune.planning.availability import (
     encoders,
-    folder_of,
     is_at_hand,
     is_exported,
+    local_folder,
     model_dense,
     model_layers,
     model_modules,
@@ -20,7 +20,7 @@ from babeltune.planning.availability import (
     model_positions,
 )
 from babeltune.planning.languages import right_languages, task_languages, taught_languages
-from babeltune.planning.rules import key_of
+from babeltune.planning.rules import setting_key
 from babeltune.planning.space import combinations
 from babeltune.planning.value_checks import student_with
 from babeltune.schema.bounds import Key, Problem
@@ -123,7 +123,7 @@ def _trimming(sweep: Sweep) -> Iterator[Problem]:
     students = [student_with(sweep, params) for params in combinations(sweep.parameters, TRIMMED)]
     if not any(student.trim for student in students):
         return
-    key = key_of(sweep, "student.trim")
+    key = setting_key(sweep, "student.trim")
     if any(student.trim and student.model is None for student in students):
         words = "a student from scratch has the corpus's tokens alone, and a start keeps its own"
         yield key, f"needs student.model; {words}"
@@ -144,14 +144,14 @@ def _cutting(sweep: Sweep) -> Iterator[Problem]:
             if student.keep_layers is None or layers is None:
                 continue
             if problem := layers_problem(student.keep_layers, layers, student.model):
-                yield key_of(sweep, "student.keep_layers"), problem
+                yield setting_key(sweep, "student.keep_layers"), problem
 
 
 def _tokenizing(sweep: Sweep) -> Iterator[Problem]:
     """Models in folders whose tokenizers cannot be had, or are slow ones."""
     students = [student_with(sweep, params) for params in combinations(sweep.parameters, ("student.model",))]
     for model in dict.fromkeys(student.model for student in students):
-        folder = None if model is None else folder_of(model)
+        folder = None if model is None else local_folder(model)
         if folder is None or (tokenizer_folder(folder) / "tokenizer.json").is_file():
             continue
         if next(folder.rglob("*.safetensors"), None) is None:
@@ -159,4 +159,4 @@ def _tokenizing(sweep: Sweep) -> Iterator[Problem]:
         try:
             load_tokenizer(Transformer(model=model), None)
         except TeacherError as error:
-            yield key_of(sweep, "student.model"), str(error)
+            yield setting_key(sweep, "student.model"), str(error)

@@ -127,7 +127,7 @@ def length_problems(sweep: Sweep) -> Iterator[Problem]:
         yield ("parameters", "training.pairs"), "trials are as long as training.compute says; remove it"
     if sweep.budget.unit == "pairs" and has_compute:
         words = "trials are as long as training.pairs says; set budget.unit to compute, or remove it"
-        yield key_of(sweep, "training.compute"), words
+        yield setting_key(sweep, "training.compute"), words
     if sweep.budget.unit == "pairs" and sweep.training.rates is not None:
         yield ("training", "rates"), "nothing is counted in compute; set budget.unit to compute, or remove it"
 
@@ -138,7 +138,7 @@ def graded_weight_problems(sweep: Sweep) -> Iterator[Problem]:
         key = f"training.{name}"
         written = key in sweep.parameters or getattr(sweep.training, name) != getattr(Training, name)
         if written and not sweep.data.graded:
-            yield key_of(sweep, key), "is of graded pairs, and data.graded lists none; add some, or remove it"
+            yield setting_key(sweep, key), "is of graded pairs, and data.graded lists none; add some, or remove it"
 
 
 def average_problems(sweep: Sweep) -> Iterator[Problem]:
@@ -220,7 +220,7 @@ def choice_problems(key: Key, values: tuple[Scalar, ...]) -> Iterator[Problem]:
         yield key, f"{list(values)} mixes true or false with other values; give values of one kind"
 
 
-def key_of(sweep: Sweep, name: str) -> Key:
+def setting_key(sweep: Sweep, name: str) -> Key:
     """The place of a setting such as `student.trim`: that of the parameter if it is searched, else of its section."""
     return ("parameters", name) if name in sweep.parameters else tuple(name.split("."))
 

@@ -10,7 +10,7 @@ from babeltune.data.starts import pinned, split_pin
 from babeltune.errors import BabeltuneError, SpecError
 from babeltune.models.start import StartShape, embeddings_problem, read_start
 from babeltune.planning.availability import model_vocabulary, teacher_width
-from babeltune.planning.rules import key_of
+from babeltune.planning.rules import setting_key
 from babeltune.planning.space import combinations
 from babeltune.planning.value_checks import student_with
 from babeltune.schema.bounds import Key, Problem, place
@@ -141,7 +141,7 @@ def start_problems(sweep: Sweep, starts: Starts) -> Iterator[Problem]:
         if starts.vocabulary:
             differing = [*differing, *_other_tokens(sweep, student, shape)]
         for name, problem in differing:
-            yield key_of(sweep, f"student.{name}"), problem
+            yield setting_key(sweep, f"student.{name}"), problem
 
 
 def _differences(sweep: Sweep, student: Student, start: StartShape) -> list[tuple[str, str]]:

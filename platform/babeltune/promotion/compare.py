@@ -17,7 +17,7 @@ from babeltune.data.prepared import IdTask, TextTask
 from babeltune.errors import plural
 from babeltune.promotion.statistics import (
     Difference,
-    Rows,
+    GroupedDifferences,
     enough_draws,
     errors_of,
     holm,
@@ -260,14 +260,14 @@ def _accuracies(
         scores, differing = (float(old.mean()), float(new.mean())), int(np.count_nonzero(differences))
         cells.append(_cell(task, on, scores, interval, differing))
     # Rows of equal number in subsets of one length may be one sentence in several languages: they count once together.
-    rows = [Rows(sums=np.sum(some, axis=0), step=steps[0]) for some in by_length.values()]
+    rows = [GroupedDifferences(sums=np.sum(some, axis=0), step=steps[0]) for some in by_length.values()]
     value = float(np.mean([cell.difference for cell in cells]))
     return cells, _difference(value, partial(mean_limits, rows, len(cells)), level.joint)
 
 
 def _wider(differences: NDArray[np.float64], steps: Sequence[float], z: float) -> tuple[float, float]:
     """The wider of two intervals of one subset, at each end: a few items that both got right exclude no loss."""
-    wald = mean_limits([Rows(sums=differences, step=steps[0])], 1, z)
+    wald = mean_limits([GroupedDifferences(sums=differences, step=steps[0])], 1, z)
     score = score_limits(differences, steps, z)
     return min(wald[0], score[0]), max(wald[1], score[1])
 

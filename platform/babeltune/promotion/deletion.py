@@ -68,7 +68,7 @@ def _needs(view: StorageView, folder: SweepFolder) -> Iterator[str]:
     if registered:
         yield f"{registered[-1]} was decided by its scores"
     if damaged:
-        yield f"nobody can say what {damaged[0]} promoted"
+        yield f"it is not known what {damaged[0]} promoted"
     for other in sweep_folders(view.folder):
         if other.id != folder.id and _starts_from(other, folder.id):
             yield f"sweep {other.id} starts from it and has not taken its trials over yet"

@@ -111,7 +111,7 @@ class Test:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class SliceDrift:
     """A slice of the queries beside that of the training text."""
 
     name: str
@@ -128,7 +128,7 @@ class Drift:
     queries: int
     """Texts of both samples."""
     tests: dict[str, Test]
-    slices: tuple[Change, ...]
+    slices: tuple[SliceDrift, ...]
     """The slices that add most to the distance from the training text, the worst first."""
     new_languages: tuple[str, ...]
     """Languages that less than `RARE` of the training text is in, and at least `LEAST` of the queries."""
@@ -205,7 +205,7 @@ def same_text(first: Profile, second: Profile) -> bool:
     return counts[0] == counts[1]
 
 
-def compare(trained: Profile, queries: Sample) -> Drift:
+def drifts_of(trained: Profile, queries: Sample) -> Drift:
     """The drifts. Tests of counts are permutation tests; that of the means is by their covariance."""
     now = queries.profile(np.array(trained.mean, np.float32), trained.spread)
     pairs = {
@@ -304,7 +304,7 @@ def _means_apart(trained: Profile, vectors: Vectors) -> tuple[float, float, floa
     return value, low, high, p
 
 
-def _worst(trained: Profile, now: Profile) -> tuple[Change, ...]:
+def _worst(trained: Profile, now: Profile) -> tuple[SliceDrift, ...]:
     """Slices by how much more of the text, times its distance, they have than before."""
     changes = []
     kinds = {"language": (trained.languages, now.languages), "characters from": (trained.lengths, now.lengths)}
@@ -312,6 +312,8 @@ def _worst(trained: Profile, now: Profile) -> tuple[Change, ...]:
         for name in after:
             pair = before.get(name, NONE), after[name]
             shares = pair[0].texts / trained.texts, pair[1].texts / now.texts
-            changes.append(Change(name=f"{kind} {name}", shares=shares, distances=(pair[0].distance, pair[1].distance)))
+            changes.append(
+                SliceDrift(name=f"{kind} {name}", shares=shares, distances=(pair[0].distance, pair[1].distance))
+            )
     changes.sort(key=lambda each: each.shares[0] * each.distances[0] - each.shares[1] * each.distances[1])
     return tuple(changes[:SHOWN])

@@ -203,8 +203,9 @@ def target_encoder(target: Target) -> EncodeTexts:
 
 
 def encoder_of(model: str, prompt: str | None = None, stage: str | None = None) -> EncodeTexts:
-    """How a sentence-transformers model encodes texts, or a folder of `export`; `TeacherError` if it is none. `stage`
-    is what the listener hears, batch by batch; None if a few texts are not worth a word."""
+    """How a sentence-transformers model encodes texts, or a folder of `export`; `TeacherError` if it is neither.
+
+    `stage` names the progress that is reported batch by batch. None reports nothing, which suits a few texts."""
     reader = reader_of(Path(model))
     if reader is not None:
         reader.prompt = reader.prompt if prompt is None else prompt

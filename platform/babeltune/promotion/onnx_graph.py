@@ -48,7 +48,7 @@ class Graph(nn.Module):
         return vectors if self.dim is None else nn.functional.normalize(vectors[:, : self.dim], dim=1)
 
 
-class Rows(nn.Module):
+class TokenTable(nn.Module):
     """A table of token vectors in whole numbers, each row with a scale of its own."""
 
     numbers: torch.Tensor
@@ -67,12 +67,12 @@ class Rows(nn.Module):
 
 
 def in_whole_numbers(model: nn.Module) -> nn.Module:
-    """A copy whose tables are `Rows`."""
+    """A copy whose tables are `TokenTable`."""
     copy = deepcopy(model)
     for module in list(copy.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.Embedding):
-                setattr(module, name, Rows(child))
+                setattr(module, name, TokenTable(child))
     return copy
 
 

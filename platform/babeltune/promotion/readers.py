@@ -19,7 +19,7 @@ GRAPH = "model.onnx"
 MISSING = "packages are missing; pip install 'babeltune[onnx]'"
 
 
-class Reader(Protocol):
+class FolderReader(Protocol):
     """What encodes with such a folder."""
 
     prompt: str
@@ -49,7 +49,7 @@ def is_graph(folder: Path) -> bool:
     return (folder / GRAPH).is_file()
 
 
-def reader_of(folder: Path, threads: int = 0) -> Reader | None:
+def reader_of(folder: Path, threads: int = 0) -> FolderReader | None:
     """The reader of an exported folder; None of any other. `threads` are a graph's: 0 is one for each core.
 
     Raises `SpecError` if it cannot be read here."""

@@ -26,7 +26,7 @@ TIMED = ("seconds", "per_second", "time_")  # parts of metrics that clocks decid
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class MetricChange:
     """A metric of a report, as recorded and as trained again."""
 
     report: int
@@ -47,11 +47,11 @@ class Reproduction:
     """Reports that were compared: as many as the trial had made."""
     scores: int
     """Dev scores that were compared, over all reports."""
-    objective: Difference
+    objective: MetricChange
     """At the last report."""
     interval: float | None
     """Half the 95 % interval of the objective; None if its standard error is not known."""
-    largest: Difference | None
+    largest: MetricChange | None
     """The dev metric that differs most, over all reports; None if none differs."""
     weights: Literal["equal", "differ", "not kept"]
     """Whether the weights of the last checkpoint that the sweep kept are equal."""
@@ -168,14 +168,14 @@ def compared(
     """The differences of all dev scores, and the verdict on the first objective."""
     pairs = list(zip(recorded, again, strict=False))
     unequal = [
-        Difference(report=old.index, metric=name, recorded=value, again=new.metrics[name])
+        MetricChange(report=old.index, metric=name, recorded=value, again=new.metrics[name])
         for old, new in pairs
         for name, value in old.metrics.items()
         if name.startswith("dev/") and name in new.metrics and not any(part in name for part in TIMED)
     ]
     metric = candidate.sweep.objectives[0].metric
     old, new = pairs[-1]
-    last = Difference(report=old.index, metric=metric, recorded=old.metrics[metric], again=new.metrics[metric])
+    last = MetricChange(report=old.index, metric=metric, recorded=old.metrics[metric], again=new.metrics[metric])
     error = error_of(metric, last.recorded, candidate.prepared)
     interval = None if error is None else Z * error
     largest = max(unequal, key=lambda each: abs(each.again - each.recorded), default=None)

@@ -47,14 +47,14 @@ TIMED = 500  # texts of the dev sets that speeds are measured on
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class SmallForm:
     """The request."""
 
     format: Literal["static", "onnx"] | None = None  # none: what the model is
     bits: Bits | None = None  # none: 8 of a static model, 32 of a graph
     dim: int | None = None  # the first numbers of each vector that are kept; None: all
 
-    def of(self, model: SentenceTransformer, name: str) -> Form:
+    def of(self, model: SentenceTransformer, name: str) -> SmallForm:
         """The form with the model's defaults. Raises `SpecError` for 4 bits of a graph."""
         static = type(model[0]).__name__ == "StaticEmbedding"
         chosen = self.format or ("static" if static else "onnx")
@@ -89,7 +89,7 @@ def export_small(
     out: Path,
     cluster: Cluster,
     *,
-    form: Form = Form(),  # a frozen record
+    form: SmallForm = SmallForm(),  # a frozen record
     sweep: str | None = None,
     most_lost: float = 0.01,
 ) -> Exported:

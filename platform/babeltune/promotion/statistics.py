@@ -29,14 +29,14 @@ Statistic = Callable[["NDArray[np.float64]"], "NDArray[np.float64]"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class GroupedDifferences:
     """[items] differences of one or several subsets whose items of equal number count once together."""
 
     sums: NDArray[np.float64]  # the sums of the differences over the subsets
     step: float  # the smallest difference that two models can have on an item
 
 
-def mean_limits(rows: Sequence[Rows], subsets: int, z: float) -> tuple[float, float]:
+def mean_limits(rows: Sequence[GroupedDifferences], subsets: int, z: float) -> tuple[float, float]:
     """The interval of a mean over `subsets` subsets: the adjusted Wald interval of Bonett and Price (2012).
 
     Two items are added to each group, one that each model wins by a step. So few items, and models without any

@@ -245,7 +245,7 @@ def scalar(node: yaml.Node, place: str) -> JsonValue:
             raise SpecError(
                 f"{place}: {text} is not a finite number; write another number, or quote it if it is a word"
             )
-        # `4e5` pairs are as whole as 400,000; a point without an exponent says that a number is none
+        # `4e5` pairs are as whole as 400,000; a point without an exponent says that a number is not whole
         return int(value) if "e" in text.lower() and value.is_integer() and abs(value) <= EXACT else value
     return text
 

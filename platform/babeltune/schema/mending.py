@@ -91,7 +91,7 @@ def hint_at(record: object, key: tuple[str | int, ...], *, bounds: bool = False)
 
 
 def arms(hint: object) -> tuple[object, ...]:
-    """The types of a union; a type that is none stands alone."""
+    """The types of a union; any other type stands alone."""
     if typing.get_origin(hint) is typing.Annotated:
         return arms(typing.get_args(hint)[0])
     union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union

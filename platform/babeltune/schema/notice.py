@@ -105,7 +105,7 @@ class Notice(Strict):
         return f"the webhook of {self.url_env or self.url_file}"
 
     def address(self) -> str:
-        """The webhook's address, read now. Raises `SpecError` if it is not there or is none."""
+        """The webhook's address, read now. Raises `SpecError` if it is not there, or not an address."""
         if self.url_file is not None:
             url = secret_of_file(Path(self.url_file).expanduser(), "notify: url_file", "the webhook's address")
         else:

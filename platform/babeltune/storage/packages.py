@@ -39,7 +39,7 @@ def manifest_key(key: str) -> str:
     return f"{key}/{PACKAGE_MANIFEST}"
 
 
-class Fault(NamedTuple):
+class PackageFault(NamedTuple):
     """The problem of a package that was downloaded."""
 
     name: str  # the file, or the manifest
@@ -213,19 +213,19 @@ class Packages:
     def _keep_manifest(self, folder: Path, files: dict[str, dict[str, Any]], versions: dict[str, list[int]]) -> None:
         write_below(self._manifest_of(folder), document({"files": files, "versions": versions}))
 
-    def _download(self, key: str, manifest: bytes, folder: Path) -> Fault | None:
+    def _download(self, key: str, manifest: bytes, folder: Path) -> PackageFault | None:
         """Puts the package in its place if it is as its manifest says; else says what is wrong."""
         try:
             values = json.loads(manifest)
             files = {inside(name): (facts["bytes"], facts["sha256"]) for name, facts in values["files"].items()}
             texts = {name: text.encode() for name, text in values.get("texts", {}).items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return Fault(PACKAGE_MANIFEST, f"cannot be read: {error}")
+            return PackageFault(PACKAGE_MANIFEST, f"cannot be read: {error}")
         draft = self.folder / PULLING / digest(key.encode())[:32]
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
 
-        def one(name: str) -> Fault | None:
+        def one(name: str) -> PackageFault | None:
             path = draft / name
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -234,9 +234,11 @@ class Packages:
                 else:
                     self.store.download(f"{key}/{name}", path)
             except FileNotFoundError:
-                return Fault(name, "is missing")
+                return PackageFault(name, "is missing")
             size, sha256 = files[name]
-            return None if path.stat().st_size == size and sha256_of(path) == sha256 else Fault(name, "was altered")
+            return (
+                None if path.stat().st_size == size and sha256_of(path) == sha256 else PackageFault(name, "was altered")
+            )
 
         try:
             faults = [fault for fault in together(one, files) if fault]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text:
+class Paragraph:
     """A paragraph."""
 
     text: str
@@ -18,7 +18,7 @@ class Items:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class ReportTable:
     """Rows of cells. The first cell of a row names it."""
 
     caption: str
@@ -35,11 +35,11 @@ class Figure:
     title: str
     description: str
     svg: str
-    table: Table
+    table: ReportTable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Code:
+class CodeBlock:
     """Text to copy."""
 
     label: str
@@ -47,7 +47,7 @@ class Code:
     folded: bool = False  # hidden until it is asked for
 
 
-Block = Text | Items | Table | Figure | Code
+Block = Paragraph | Items | ReportTable | Figure | CodeBlock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Fact:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Document:
+class ReportPage:
     """The whole report."""
 
     title: str

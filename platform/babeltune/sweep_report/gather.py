@@ -36,7 +36,6 @@ from babeltune.sweep.state.rebuild import sealed_digests, submitted
 from babeltune.sweep_report.record import (
     MOST_ROWS,
     Z95,
-    Cost,
     Curve,
     DataFacts,
     Diagnostic,
@@ -46,6 +45,7 @@ from babeltune.sweep_report.record import (
     Provenance,
     SourceRows,
     Standing,
+    SweepCost,
     SweepReport,
 )
 from babeltune.training.checkpoint import MANIFEST, checkpoint_folder
@@ -223,10 +223,10 @@ def _data_facts(sweep: Sweep, prepared: Prepared | None) -> DataFacts:
     )
 
 
-def _cost(sweep: Sweep, folder: SweepFolder, ours: Sequence[Standing], trials: Sequence[LoggedTrial]) -> Cost:
+def _cost(sweep: Sweep, folder: SweepFolder, ours: Sequence[Standing], trials: Sequence[LoggedTrial]) -> SweepCost:
     last = [trial.reports[-1] for trial in trials]
     compute = sum(each.metrics.get(COMPUTE, 0.0) for each in last)
-    return Cost(
+    return SweepCost(
         states=tuple(Counter(each.row.state for each in ours).most_common()),
         training_s=sum(each.seconds for each in last),
         worker_s=sum(each.seconds * float(each.facts.get("world_size") or 1) for each in last),

@@ -25,7 +25,7 @@ from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import trial_rows
 from babeltune.sweep.state.log import LEDGER, log_of
 from babeltune.sweep.state.progress import doing_words, is_driven, read_stage, running_words, standing
-from babeltune.sweep_report.document import Document, Section, Table, Text
+from babeltune.sweep_report.document import Paragraph, ReportPage, ReportTable, Section
 from babeltune.sweep_report.gather import gather, gather_data
 from babeltune.sweep_report.page import document
 from babeltune.sweep_report.render import LiveNote, render
@@ -116,7 +116,7 @@ class LivePage:
                 self._drawing_s += time.thread_time() - begun
             return self._drawn[1]
 
-    def _document(self) -> Document:
+    def _document(self) -> ReportPage:
         """The report, of trials that run too, or what there is before the first report."""
         try:
             return document(gather(self.folder, unfinished=True), MOST_ROWS)
@@ -124,7 +124,7 @@ class LivePage:
             return waiting(self.folder)
 
 
-def waiting(folder: SweepFolder) -> Document:
+def waiting(folder: SweepFolder) -> ReportPage:
     """The page of a sweep whose trials have no report: the trials as they stand, and the data."""
     sweep = folder.sweep()
     metric = sweep.objectives[0].metric
@@ -133,10 +133,10 @@ def waiting(folder: SweepFolder) -> Document:
         for row in standing(folder)[:MOST_ROWS]
     )
     columns = ("trial", "state", "reports", metric.removeprefix("dev/"), "reason")
-    table = Table(caption="Trials and baselines so far", columns=columns, rows=rows, left=frozenset({0, 1, 4}))
-    blocks = (table,) if rows else (Text(text="No trial has begun yet."),)
+    table = ReportTable(caption="Trials and baselines so far", columns=columns, rows=rows, left=frozenset({0, 1, 4}))
+    blocks = (table,) if rows else (Paragraph(text="No trial has begun yet."),)
     sections = (Section(anchor="trials", title="Trials", blocks=blocks), data(gather_data(folder)))
-    return Document(
+    return ReportPage(
         title=f"Sweep {sweep.name}",
         subtitle=f"{folder.id} · {folder.state()}",
         verdict=("No trial has finished yet.", "The report appears here with the first score."),

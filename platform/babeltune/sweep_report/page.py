@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from babeltune.errors import plural
 from babeltune.evaluation.metric_names import PARAMETERS
 from babeltune.sweep.state.leaderboard import speed_words
-from babeltune.sweep_report.document import Document, Fact
+from babeltune.sweep_report.document import Fact, ReportPage
 from babeltune.sweep_report.record import MOST_ROWS, SweepReport
 from babeltune.sweep_report.sections.languages import languages
 from babeltune.sweep_report.sections.leaderboard import leaderboard
@@ -18,7 +18,7 @@ from babeltune.sweep_report.sections.translations import translations
 from babeltune.sweep_report.words import all_settings, better, duration, interval, score, short, verdict
 
 
-def document(report: SweepReport, most: int = MOST_ROWS) -> Document:
+def document(report: SweepReport, most: int = MOST_ROWS) -> ReportPage:
     """The report's page, with at most `most` trials in a table or chart."""
     sections = [
         leaderboard(report, most),
@@ -33,7 +33,7 @@ def document(report: SweepReport, most: int = MOST_ROWS) -> Document:
         cost(report),
         reproduction(report),
     ]
-    return Document(
+    return ReportPage(
         title=f"Sweep {report.name}",
         subtitle=" · ".join(filter(None, (report.sweep, report.state, ", ".join(report.methods), report.note))),
         verdict=verdict(report),

@@ -6,7 +6,7 @@ from typing import Literal
 from babeltune.promotion.decisions import DecisionRecord
 from babeltune.promotion.statistics import Selection
 from babeltune.schema.records import Goal, Objective
-from babeltune.sweep.state.examples import Examples
+from babeltune.sweep.state.examples import ExampleSentences
 from babeltune.sweep.state.leaderboard import Row
 
 MOST_ROWS = 200  # trials that tables and charts show at most, the best first
@@ -89,7 +89,7 @@ class DataFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class SweepCost:
     """The cost of the sweep."""
 
     states: tuple[tuple[str, int], ...]  # state and number of trials
@@ -133,7 +133,7 @@ class SweepReport:
     curves: tuple[Curve, ...]  # the first objective of each trial that a chart can show, best first
     scored: int  # trials that have a value
     languages: tuple[LanguageScore, ...]
-    examples: Examples  # a few translations before and after the best trial
+    examples: ExampleSentences  # a few translations before and after the best trial
     searched: tuple[str, ...]  # names of the settings that vary
     logarithmic: frozenset[str]  # parameters that are searched on a logarithmic scale
     at_ends: tuple[str, ...]  # the best trial's values that are at an end of their range, in words
@@ -143,7 +143,7 @@ class SweepReport:
     decisions: tuple[DecisionRecord, ...]
     diagnostics: tuple[Diagnostic, ...]
     data: DataFacts
-    cost: Cost
+    cost: SweepCost
     provenance: Provenance
     notes: tuple[str, ...]  # the files that could not be read, and the problems of single trials
 

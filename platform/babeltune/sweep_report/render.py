@@ -10,11 +10,11 @@ from typing import Literal
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.filters import do_mark_safe
 
-from babeltune.sweep_report.document import Code, Document, Figure, Items, Table, Text
+from babeltune.sweep_report.document import CodeBlock, Figure, Items, Paragraph, ReportPage, ReportTable
 
 Format = Literal["html", "md"]
 MOST_COLUMNS = 9  # columns of a table on a page. One with more is folded: its other columns follow below.
-KINDS = {Text: "text", Items: "items", Table: "table", Figure: "figure", Code: "code"}
+KINDS = {Paragraph: "text", Items: "items", ReportTable: "table", Figure: "figure", CodeBlock: "code"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class LiveNote:
     frozen: bool  # whether it no longer changes; then it has no program
 
 
-def render(document: Document, format_: Format, *, live: LiveNote | None = None) -> str:
+def render(document: ReportPage, format_: Format, *, live: LiveNote | None = None) -> str:
     """The page as one self-contained text. A live page also asks its server for the program and the events."""
     environment = Environment(
         loader=PackageLoader("babeltune.sweep_report", "templates"),
@@ -43,7 +43,7 @@ def render(document: Document, format_: Format, *, live: LiveNote | None = None)
     return text if format_ == "html" else re.sub(r"\n{3,}", "\n\n", text)
 
 
-def folded(table: Table) -> list[Table]:
+def folded(table: ReportTable) -> list[ReportTable]:
     """The table in parts that fit a page, each with the names of the rows: on paper nobody scrolls."""
     count = len(table.columns)
     parts = max(1, math.ceil((count - 1) / (MOST_COLUMNS - 1)))
@@ -51,7 +51,7 @@ def folded(table: Table) -> list[Table]:
     return [_part(table, first, end) for first, end in itertools.pairwise(ends)]
 
 
-def _part(table: Table, first: int, end: int) -> Table:
+def _part(table: ReportTable, first: int, end: int) -> ReportTable:
     columns = (0, *range(first, end))
     return replace(
         table,

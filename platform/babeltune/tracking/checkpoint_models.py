@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from babeltune.files import draft_folder
-from babeltune.tracking.mlflow_client import NOTE, TAG_CHARACTERS, flattened, name_of, quotable, shorten, text_of
+from babeltune.tracking.mlflow_client import NOTE, TAG_CHARACTERS, flattened, mlflow_name, quotable, shorten, text_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -58,7 +58,7 @@ def log_checkpoint(client: MlflowClient, experiment: str, run: str, model: Check
         experiment,
         name=re.sub(r"[/:.%\"']", "_", model.name),
         source_run_id=run,
-        tags={name_of(name): shorten(text_of(value), TAG_CHARACTERS) for name, value in tags.items()},
+        tags={mlflow_name(name): shorten(text_of(value), TAG_CHARACTERS) for name, value in tags.items()},
         params=flattened(model.params),
         model_type="sentence encoder",
     )
@@ -91,7 +91,7 @@ def _metrics(model: CheckpointModel, model_id: str, run: str) -> list[Any]:
     for name, value in model.scores.items():
         data = "/".join(name.split("/")[:2])
         dataset = {"dataset_name": data, "dataset_digest": model.digests[data][:36]} if data in model.digests else {}
-        metric = (name_of(name), float(value), model.time_ms, model.step)
+        metric = (mlflow_name(name), float(value), model.time_ms, model.step)
         metrics.append(Metric(*metric, model_id=model_id, run_id=run, **dataset))
     return metrics
 

@@ -27,33 +27,33 @@ def start_trial(
 
     A tag of a new run says in which unit it counts steps, if that is not optimizer steps."""
     unit = {} if step_unit is None else {"step_unit": step_unit}
-    return {"do": "start", "key": key_of(number), "params": params, "tags": tags, **unit}
+    return {"do": "start", "key": run_key(number), "params": params, "tags": tags, **unit}
 
 
 def metrics(number: Key | None, points: Sequence[Point], *, per_step: float = 1.0) -> Event:
     """Adds points to a child run, or to the sweep's own (None). `per_step` is an optimizer step in the run's unit."""
     values = [[p.step, p.time_ms, p.values] for p in points]
-    return {"do": "metrics", "key": key_of(number), "points": values, "per_step": per_step}
+    return {"do": "metrics", "key": run_key(number), "points": values, "per_step": per_step}
 
 
 def tags(number: Key | None, tags: Mapping[str, object]) -> Event:
     """Sets tags of a child run, or with None of the sweep's own run."""
-    return {"do": "tags", "key": key_of(number), "tags": tags}
+    return {"do": "tags", "key": run_key(number), "tags": tags}
 
 
 def inputs(number: Key | None, inputs: Sequence[DataInput]) -> Event:
     """Names the data sets that a run used."""
-    return {"do": "inputs", "key": key_of(number), "inputs": [asdict(each) for each in inputs]}
+    return {"do": "inputs", "key": run_key(number), "inputs": [asdict(each) for each in inputs]}
 
 
 def artifact(number: Key | None, name: str, data: bytes) -> Event:
     """Makes these bytes a file of a run."""
-    return {"do": "artifact", "key": key_of(number), "name": name, "data": data}
+    return {"do": "artifact", "key": run_key(number), "name": name, "data": data}
 
 
 def model(number: Key, model: CheckpointModel, *, per_step: float = 1.0) -> Event:
     """Makes the trial's best checkpoint a model of MLflow. `per_step` is as in `metrics`."""
-    return {"do": "model", "key": key_of(number), "model": asdict(model), "per_step": per_step}
+    return {"do": "model", "key": run_key(number), "model": asdict(model), "per_step": per_step}
 
 
 def experiment_note(text: str) -> Event:
@@ -63,7 +63,7 @@ def experiment_note(text: str) -> Event:
 
 def end_trial(number: Key, status: Status, tags: Mapping[str, object]) -> Event:
     """Ends a child run. The tag `state` tells a pruned trial from a finished one; both are FINISHED."""
-    return {"do": "end", "key": key_of(number), "status": status, "tags": tags}
+    return {"do": "end", "key": run_key(number), "status": status, "tags": tags}
 
 
 def end_sweep(status: Status) -> Event:
@@ -71,6 +71,6 @@ def end_sweep(status: Status) -> Event:
     return {"do": "end", "key": PARENT, "status": status, "tags": {}}
 
 
-def key_of(number: Key | None) -> str:
+def run_key(number: Key | None) -> str:
     """The key of a run: the parent's if there is no number."""
     return PARENT if number is None else quotable(str(number))

@@ -182,7 +182,7 @@ def metrics_of(points: Sequence[Any], per_step: float = 1.0) -> list[Any]:
     from mlflow.entities import Metric
 
     return [
-        Metric(name_of(name), float(value), time_ms, round(step * per_step))
+        Metric(mlflow_name(name), float(value), time_ms, round(step * per_step))
         for step, time_ms, values in points
         for name, value in values.items()
     ]
@@ -195,7 +195,7 @@ def flattened(params: Mapping[str, object], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping) and value:
             flat |= flattened(value, f"{prefix}{name}.")
         else:
-            flat[name_of(f"{prefix}{name}")] = shorten(text_of(value), PARAM_CHARACTERS)
+            flat[mlflow_name(f"{prefix}{name}")] = shorten(text_of(value), PARAM_CHARACTERS)
     return flat
 
 
@@ -211,7 +211,7 @@ def shorten(text: str, limit: int) -> str:
     return text[: limit - len(note)] + note
 
 
-def name_of(name: str) -> str:
+def mlflow_name(name: str) -> str:
     """The name in MLflow's alphabet and length."""
     return re.sub(r"[^\w\-. :/]", "_", name)[:NAME_CHARACTERS]
 

@@ -74,7 +74,7 @@ def register(uri: str, name: str, folder: Path, run_id: str, tags: Mapping[str, 
             client.log_artifacts(run_id, str(folder), path)
             if (folder / "modules.json").is_file():
                 log_signature(client, run_id, path, folder)
-            words = {mlflow_client.name_of(key): mlflow_client.text_of(value) for key, value in tags.items()}
+            words = {mlflow_client.mlflow_name(key): mlflow_client.text_of(value) for key, value in tags.items()}
             card = card_of(folder, origin)
             versions = [client.create_model_version(name, source, run_id=run_id, tags=words, description=card)]
         version = str(versions[0].version)
@@ -166,7 +166,7 @@ def _claimed(client: MlflowClient, name: str, alias: str, version: str) -> Itera
     one that reads last sees the other's claim, or finds that the alias has moved. So both may be refused, but never
     both succeed. The claim of a dead process does not count after `CLAIM_S`. A process that pauses for longer between
     two requests is not guarded against."""
-    tag = mlflow_client.name_of(f"babeltune.claim.{alias}")
+    tag = mlflow_client.mlflow_name(f"babeltune.claim.{alias}")
     now = time.time()
     client.set_model_version_tag(name, version, tag, str(now))
     try:
@@ -233,7 +233,7 @@ def log_scores(uri: str, run_id: str, scores: Mapping[str, float], step: int, pa
     with _promotion(uri, "log the test metrics") as client:
         now = time.time_ns() // 1_000_000
         at = pairs if client.get_run(run_id).data.tags.get(STEP_UNIT) == "pairs" else step
-        metrics = [Metric(mlflow_client.name_of(name), float(value), now, at) for name, value in scores.items()]
+        metrics = [Metric(mlflow_client.mlflow_name(name), float(value), now, at) for name, value in scores.items()]
         for part in mlflow_client.slices(metrics, mlflow_client.METRICS_PER_BATCH):
             client.log_batch(run_id, part)
 

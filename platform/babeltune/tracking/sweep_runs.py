@@ -17,7 +17,7 @@ from babeltune.redaction import without_password
 from babeltune.schema.paths import sqlite_file
 from babeltune.schema.records import Objective
 from babeltune.tracking.metric_choice import best_name
-from babeltune.tracking.mlflow_client import ROLE, SWEEP, experiment_id, name_of, open_client, quotable, why
+from babeltune.tracking.mlflow_client import ROLE, SWEEP, experiment_id, mlflow_name, open_client, quotable, why
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -103,10 +103,10 @@ def trials_page(uri: str, experiment: str, sweep: str, objective: Objective, var
 
 def _state(trials: str, runs: Sequence[Any], objective: Objective, varied: Sequence[str]) -> dict[str, Any]:
     """The page, in MLflow's words."""
-    best = name_of(best_name(objective.metric))
-    aim = best if any(best in run.data.metrics for run in runs) else name_of(objective.metric)
+    best = mlflow_name(best_name(objective.metric))
+    aim = best if any(best in run.data.metrics for run in runs) else mlflow_name(objective.metric)
     widths = {"tags.`state`": STATE_WIDTH, f"metrics.`{aim}`": max(WIDTH, round(LETTER_WIDTH * len(aim)))}
-    widths |= {f"params.`{name_of(name)}`": WIDTH for name in varied}
+    widths |= {f"params.`{mlflow_name(name)}`": WIDTH for name in varied}
     return {
         "searchFilter": trials,
         "orderByKey": f"metrics.`{aim}`",

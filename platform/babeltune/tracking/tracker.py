@@ -28,7 +28,7 @@ from babeltune.redaction import without_password
 from babeltune.stages import WRITING, tell
 from babeltune.tracking import mlflow_client
 from babeltune.tracking.checkpoint_models import CheckpointModel, log_checkpoint
-from babeltune.tracking.events import PARENT, STATUSES, Event, Key, key_of
+from babeltune.tracking.events import PARENT, STATUSES, Event, Key, run_key
 from babeltune.tracking.mlflow_client import NOTE, ROLE, STEP_UNIT, SWEEP, TRIAL
 from babeltune.tracking.sweep_runs import CURSOR
 
@@ -101,7 +101,7 @@ class Tracker:
 
     def run_id(self, number: Key | None) -> str | None:
         """MLflow's id of a child run (None: of the parent), once the store has made it."""
-        run: str | None = self._memo.get("runs", {}).get(key_of(number))
+        run: str | None = self._memo.get("runs", {}).get(run_key(number))
         return run
 
     def waiting(self) -> int:
@@ -363,7 +363,7 @@ class _Sender:
             runs = {mlflow_client.run_name(key): run for key, run in self.runs.items()}
             texts[NOTE] = mlflow_client.linked(texts[NOTE], self.experiment_id, runs)
         entries = [
-            RunTag(mlflow_client.name_of(name), mlflow_client.shorten(text, mlflow_client.TAG_CHARACTERS))
+            RunTag(mlflow_client.mlflow_name(name), mlflow_client.shorten(text, mlflow_client.TAG_CHARACTERS))
             for name, text in texts.items()
         ]
         for part in mlflow_client.slices(entries, mlflow_client.ENTRIES_PER_BATCH):

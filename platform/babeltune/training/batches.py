@@ -64,20 +64,20 @@ def shapes_for(tokens: NDArray[np.int64], longest: int) -> Shapes:
     return Shapes(longest, tuple(rooms))
 
 
-def sampled_shapes(reader: Reader, schedule: Schedule, longest: int) -> Shapes:
+def sampled_shapes(reader: BatchReader, schedule: Schedule, longest: int) -> Shapes:
     """Those of a trial whose sentences have up to `longest` tokens."""
     steps = np.unique(np.linspace(0, len(schedule) - 1, SAMPLE).astype(int))
     return shapes_for(np.array([reader.token_counts(schedule.rows(int(step))) for step in steps]), longest)
 
 
 def texts_of(sides: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
-    """The texts of each side (`Reader.sides`), in place of a missing negative the target of its pair."""
+    """The texts of each side (`BatchReader.sides`), in place of a missing negative the target of its pair."""
     source, target, *mined = sides
     return [source, target, *(np.where(ids < 0, target[:, None], ids).reshape(-1) for ids in mined)]
 
 
 @dataclass
-class Reader:
+class BatchReader:
     """Turns rows of the prepared pairs into batches on a device."""
 
     prepared: Prepared

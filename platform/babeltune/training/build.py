@@ -23,7 +23,7 @@ from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder, Tex
 from babeltune.models.start import take_embeddings
 from babeltune.models.static import StaticEncoder
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.training.batches import Reader, sampled_shapes
+from babeltune.training.batches import BatchReader, sampled_shapes
 from babeltune.training.epochs import DrawnPairs
 from babeltune.training.graded import GradedSteps
 from babeltune.training.sampler import Schedule
@@ -115,7 +115,9 @@ def make_train_step(
     return TrainStep(*make_student_and_method(trial, prepared, context), trial.training, ranks, device)
 
 
-def make_reader(trial: Trial, prepared: Prepared, device: torch.device, context: TrialContext | None = None) -> Reader:
+def make_reader(
+    trial: Trial, prepared: Prepared, device: torch.device, context: TrialContext | None = None
+) -> BatchReader:
     """The reader of a trial's batches. `context` avoids computing it again."""
     needs = (context or trial_context(trial.method, trial.config)).needs
     mined = prepared.negatives[needs.negatives_key] if needs.hard_negatives else None
@@ -124,7 +126,7 @@ def make_reader(trial: Trial, prepared: Prepared, device: torch.device, context:
         negatives = of_passing_pairs(negatives, prepared.pairs(), passed)
     tokens = None if needs.frozen else token_set(trial, prepared)
     graded = prepared.graded() if trial.training.graded_weight else None
-    return Reader(
+    return BatchReader(
         prepared=prepared,
         tokens=TextIds() if tokens is None else open_ragged(Path(tokens.train)),
         teacher=open_matrix(Path(prepared.teacher)) if prepared.teacher else None,
@@ -138,7 +140,7 @@ def make_reader(trial: Trial, prepared: Prepared, device: torch.device, context:
     )
 
 
-def make_schedule(trial: Trial, prepared: Prepared, reader: Reader, needs: Needs) -> Schedule:
+def make_schedule(trial: Trial, prepared: Prepared, reader: BatchReader, needs: Needs) -> Schedule:
     """The global batches of a trial whose method has these needs."""
     return Schedule(
         DrawnPairs(

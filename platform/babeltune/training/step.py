@@ -19,7 +19,7 @@ from babeltune.method.distributed import ProcessGroup, numbers
 from babeltune.method.gradcache import CachedEncode, RandomState
 from babeltune.method.matryoshka import cuts_below, matryoshka_loss
 from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder
-from babeltune.training.batches import Reader
+from babeltune.training.batches import BatchReader
 from babeltune.training.capture import TOLERANCE, Capture, CudaGraphs
 from babeltune.training.graded import graded_loss, sizes_of
 from babeltune.training.parts import loss_in_parts
@@ -300,7 +300,7 @@ class Steps:
     """The steps of a trial: each takes its global batch, with its own randomness, through the training step."""
 
     train_step: TrainStep
-    reader: Reader
+    reader: BatchReader
     schedule: Schedule
     seed: int  # the trial's
 

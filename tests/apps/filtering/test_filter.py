@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from babeltune.apps.filtering import translate
-from babeltune.apps.filtering.filter import NoisyCorpus, Translation, filter_corpus, score_pairs
-from babeltune.apps.filtering.select import Pairs
+from babeltune.apps.filtering.filter import NoisyCorpus, TranslationTest, filter_corpus, score_pairs
+from babeltune.apps.filtering.select import CandidatePairs
 from babeltune.apps.filtering.translate import Recipe
-from babeltune.apps.mining.mine import Encoding, Settings
-from babeltune.apps.mining.vectors import Model
+from babeltune.apps.mining.mine import Encoding, MiningSettings
+from babeltune.apps.mining.vectors import EncodingModel
 from babeltune.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TOY = Model("toy", "digest")
+TOY = EncodingModel("toy", "digest")
 
 
 def toy(storage):
@@ -36,7 +36,7 @@ def test_given_pairs_are_scored_against_their_neighbourhoods(margin, k, tmp_path
         given.extend(texts)
         return np.stack([vectors[text] for text in texts])
 
-    monkeypatch.setattr(Model, "encode", encode)
+    monkeypatch.setattr(EncodingModel, "encode", encode)
     rows, columns = [*range(12), 1, 5, 8], [*range(9), 0, 3, 8, 2, 8, 8]
     u = [v / np.linalg.norm(v) for v in x.astype(np.float64)]
     v = [w / np.linalg.norm(w) for w in y.astype(np.float64)]
@@ -48,8 +48,8 @@ def test_given_pairs_are_scored_against_their_neighbourhoods(margin, k, tmp_path
         ratio = cosine / around if around > 0 else math.nan
         expected.append({"ratio": ratio, "distance": cosine - around, "absolute": cosine}[margin])
     source, target = [f"s{row}" for row in rows], [f"t{row}" for row in columns]
-    pairs = Pairs(source=source, target=target, read=len(source), digest="")
-    settings = Settings(k=k, margin=margin)
+    pairs = CandidatePairs(source=source, target=target, read=len(source), digest="")
+    settings = MiningSettings(k=k, margin=margin)
     found = score_pairs(pairs, settings, toy(tmp_path))
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6, nan_ok=True)
     if margin == "ratio":
@@ -63,7 +63,9 @@ def test_given_pairs_are_scored_against_their_neighbourhoods(margin, k, tmp_path
 @pytest.mark.parametrize("trained", [0, 1, 2])
 def test_the_report_holds_what_is_known_when_a_translation_model_fails(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        Model, "encode", lambda self, texts: np.array([[1, len(text), text.count("a")] for text in texts], np.float32)
+        EncodingModel,
+        "encode",
+        lambda self, texts: np.array([[1, len(text), text.count("a")] for text in texts], np.float32),
     )
     monkeypatch.setattr("babeltune.data.language_id.likeliest", lambda texts, among: ["fr"] * len(texts))
     losses = [0.5, 0.4, 0.3][:trained]
@@ -83,8 +85,8 @@ def test_the_report_holds_what_is_known_when_a_translation_model_fails(trained, 
     out = tmp_path / "out"
     with pytest.raises(DataError, match="out of memory"):
         filter_corpus(
-            NoisyCorpus(str(tmp_path / "p.tsv")), out, (4, 6, 20), lambda: toy(tmp_path / "storage"), Settings(k=1),
-            Translation(Recipe(model="scratch"), str(tmp_path / "test.tsv")),
+            NoisyCorpus(str(tmp_path / "p.tsv")), out, (4, 6, 20), lambda: toy(tmp_path / "storage"),
+            MiningSettings(k=1), TranslationTest(Recipe(model="scratch"), str(tmp_path / "test.tsv")),
         )  # fmt: skip
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert [row["limit"] for row in report["subsets"]] == [4, 6, 20]

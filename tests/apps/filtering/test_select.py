@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babeltune.apps.filtering import select
-from babeltune.apps.filtering.select import Pairs, Ranked, read_pairs
+from babeltune.apps.filtering.select import CandidatePairs, Ranked, read_pairs
 from babeltune.errors import DataError
 
 
 def pairs(*rows):
     source, target = map(list, zip(*rows, strict=True)) if rows else ([], [])
-    return Pairs(source=source, target=target, read=len(rows), digest="")
+    return CandidatePairs(source=source, target=target, read=len(rows), digest="")
 
 
 def test_two_columns_or_two_names(tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babeltune.apps.mining.margin import flipped, pair_scores, precision_at_1, retrieve
-from babeltune.apps.mining.rows import Rows
+from babeltune.apps.mining.rows import UnitRows
 from babeltune.evaluation.knn import Matches, Neighbours
 from searches import both_ways
 
@@ -99,7 +99,7 @@ def test_lasers_steps_in_the_benchmark_take_the_same_pairs():
     pytest.importorskip("faiss")
     from benchmarks.mining import by_laser
 
-    x, y = (Rows(side).block(0, len(side)).numpy() for side in bitext(60, 80, 3))
+    x, y = (UnitRows(side).block(0, len(side)).numpy() for side in bitext(60, 80, 3))
     pairs = retrieve(both_ways(x, y, 4), "ratio", "max")
     assert set(by_laser(x, y, 4)) == set(zip(pairs.left.tolist(), pairs.right.tolist(), strict=True))
 

@@ -27,7 +27,7 @@ from babeltune.apps.mining import index, mine, resumable_search, vectors
 from babeltune.apps.mining.ray_search import both_ways_by_ray
 from babeltune.apps.mining.resumable_search import ResumableSearch
 from babeltune.apps.mining.sentences import LONGEST, read_pairs, read_sentences
-from babeltune.apps.mining.vectors import Model, embed, model_at
+from babeltune.apps.mining.vectors import EncodingModel, embed, model_at
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.errors import DataError, SpecError
 from babeltune.files import json_text, plain
@@ -39,7 +39,7 @@ from waiting import PATIENCE_S, wait_until
 from workbooks import xlsx
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TOY = Model("toy", "digest")
+TOY = EncodingModel("toy", "digest")
 
 
 def vector_of(text):
@@ -50,14 +50,14 @@ def vector_of(text):
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """The toy model, and what it was given."""
+    """The toy model, and the texts that it encoded."""
     given = []
 
     def encode(self, texts):
         given.extend(texts)
         return np.stack([vector_of(text) for text in texts])
 
-    monkeypatch.setattr(Model, "encode", encode)
+    monkeypatch.setattr(EncodingModel, "encode", encode)
     monkeypatch.setattr(vectors, "SHARD", 8)
     return given
 
@@ -82,7 +82,7 @@ def toy(storage, progress=lambda *_: None):
 def run(tmp_path, source, target, **settings):
     noted = []
     encoding = toy(tmp_path / "storage", lambda *a: noted.append(a))
-    done = mine.mine(source, target, tmp_path / "out.tsv", mine.Settings(**settings), encoding)
+    done = mine.mine(source, target, tmp_path / "out.tsv", mine.MiningSettings(**settings), encoding)
     return done, [line.split("\t") for line in (tmp_path / "out.tsv").read_text("utf-8").splitlines()], noted
 
 
@@ -369,8 +369,8 @@ def test_an_interrupted_run_encodes_only_what_is_missing(encoded, tmp_path, monk
 
 def test_another_model_language_or_prompt_is_encoded_again(encoded, tmp_path):
     text, _ = read_sentences(write(tmp_path / "s.txt", sentences(3)), tmp_path / "spill")
-    others = (Model("moved", "digest"), Model("toy", "x"), Model("toy", "digest", "query: "))
-    models = (TOY, *others, Model("toy", "digest", None, "fra"))
+    others = (EncodingModel("moved", "digest"), EncodingModel("toy", "x"), EncodingModel("toy", "digest", "query: "))
+    models = (TOY, *others, EncodingModel("toy", "digest", None, "fra"))
     folders = {embed(text, model, tmp_path / "root", tmp_path)[0] for model in models}
     assert len(folders) == 4, "a model that only moved is the same"
 
@@ -400,7 +400,7 @@ def test_a_ratio_around_cosines_that_are_not_positive_is_warned_of(encoded, tmp_
     def encode(self, texts):
         return np.array([[1, 0.1 * len(text)] if "a" in text else [-1, 0] for text in texts], np.float32)
 
-    monkeypatch.setattr(Model, "encode", encode)
+    monkeypatch.setattr(EncodingModel, "encode", encode)
     source, target = write(tmp_path / "s.txt", ["a", "aa"]), write(tmp_path / "t.txt", ["b", "bb"])
     done, _, _ = run(tmp_path, source, target, k=1)
     assert any("--margin distance" in words for words in mine.warnings_about(done))
@@ -409,7 +409,7 @@ def test_a_ratio_around_cosines_that_are_not_positive_is_warned_of(encoded, tmp_
 def test_an_output_that_cannot_be_written_is_said_before_anything_is_encoded(encoded, tmp_path):
     source = write(tmp_path / "s.txt", sentences(3))
     with pytest.raises(SpecError, match="--out"):
-        mine.mine(source, source, tmp_path / "no" / "out", mine.Settings(), toy(tmp_path))
+        mine.mine(source, source, tmp_path / "no" / "out", mine.MiningSettings(), toy(tmp_path))
     assert not encoded
 
 
@@ -422,7 +422,7 @@ def test_scores_of_given_pairs_stand_in_order_and_are_those_of_mining(encoded, t
     _, mined, _ = run(tmp_path, source, target)
     lines = [*(f"{line}\t{line.upper()}" for line in text), "", f"{text[0]}\t{text[1].upper()}"]
     pairs = write(tmp_path / "p.tsv", lines)
-    done = mine.score(pairs, tmp_path / "o.tsv", mine.Settings(), toy(tmp_path / "storage"))
+    done = mine.score(pairs, tmp_path / "o.tsv", mine.MiningSettings(), toy(tmp_path / "storage"))
     rows = [line.split("\t") for line in (tmp_path / "o.tsv").read_text().splitlines()]
     assert [row[1:] for row in rows[:20]] == [[line, line.upper()] for line in text]
     of_mining, of_scoring = ({tuple(row[1:]): float(row[0]) for row in each} for each in (mined, rows[:20]))
@@ -584,7 +584,7 @@ def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, 
     sides = list(bundled(40, "fra", "eng", name="natural_dev").values())
     given = [write(tmp_path / f"{number}.txt", side) for number, side in enumerate(sides)]
     folder = exported_student(tmp_path, [*sides[0], *sides[1]], 300, max_tokens=32)
-    model, settings = model_at(str(folder)), mine.Settings(margin="distance")
+    model, settings = model_at(str(folder)), mine.MiningSettings(margin="distance")
     monkeypatch.setattr(vectors, "SHARD", 16)
     monkeypatch.setattr(mine, "ResumableSearch", functools.partial(ResumableSearch, size=(16, 16)))
 

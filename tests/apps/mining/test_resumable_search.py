@@ -6,7 +6,7 @@ import torch
 
 from babeltune.apps.mining import resumable_search, vectors
 from babeltune.apps.mining.resumable_search import ResumableSearch, both_ways_resumable, one_way_resumable
-from babeltune.apps.mining.vectors import Model, embed
+from babeltune.apps.mining.vectors import EncodingModel, embed
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.errors import StoreError
 from searches import both_ways
@@ -20,12 +20,14 @@ def sides(monkeypatch, tmp_path):
     """The shards of 40 and 50 vectors: three rows of four blocks."""
     monkeypatch.setattr(vectors, "SHARD", 16)
     monkeypatch.setattr(
-        Model,
+        EncodingModel,
         "encode",
         lambda self, texts: np.stack([np.random.default_rng(int(text)).normal(size=8) for text in texts]),
     )
     ranges = (range(40), range(100, 150))
-    return tuple(embed([str(i) for i in each], Model("toy", "d"), tmp_path / "vectors", tmp_path) for each in ranges)
+    return tuple(
+        embed([str(i) for i in each], EncodingModel("toy", "d"), tmp_path / "vectors", tmp_path) for each in ranges
+    )
 
 
 @pytest.fixture

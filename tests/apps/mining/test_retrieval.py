@@ -7,11 +7,11 @@ import pytest
 
 from babeltune.apps.mining import retrieval, vectors
 from babeltune.apps.mining.mine import Encoding
-from babeltune.apps.mining.vectors import Model
+from babeltune.apps.mining.vectors import EncodingModel
 from babeltune.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TOY = Model("toy", "digest")
+TOY = EncodingModel("toy", "digest")
 QUERIES = ["un", "deux", "", "trois", "un"]
 CANDIDATES = ["TROIS", "", "UN", "quatre", "UN", "DEUX"]
 
@@ -28,7 +28,7 @@ def toy(folder):
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Retrieves the candidates of the queries, which are the same words in capitals."""
-    monkeypatch.setattr(Model, "encode", lambda self, texts: np.stack([vector_of(text) for text in texts]))
+    monkeypatch.setattr(EncodingModel, "encode", lambda self, texts: np.stack([vector_of(text) for text in texts]))
     monkeypatch.setattr(vectors, "SHARD", 2)
 
     def retrieve(gold=None, queries=QUERIES, candidates=CANDIDATES, **options):

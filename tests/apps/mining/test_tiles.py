@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babeltune.apps.mining import tiles
-from babeltune.apps.mining.rows import Rows
-from babeltune.apps.mining.tiles import Block, Candidates, nothing, scan, settle
+from babeltune.apps.mining.rows import UnitRows
+from babeltune.apps.mining.tiles import Candidates, Tile, nothing, scan, settle
 from babeltune.apps.mining.topk_keys import EMPTY, cosine_of, empty, index_of, merge, pack
 from babeltune.data.stored_arrays import Matrix
 from babeltune.errors import DataError
-from babeltune.evaluation.knn import match
+from babeltune.evaluation.knn import nearest_both_ways
 from kernels import SeenKernels
 from searches import both_ways
 
@@ -32,7 +32,10 @@ def vectors(rows, dim, seed, repeats=0):
 
 def by_loops(queries, candidates, k):
     """Indices of the k nearest: float64 cosines of the unit rows, rounded to fp32, the lowest index first of equals."""
-    x, y = Rows(queries).block(0, len(queries)).double().numpy(), Rows(candidates).block(0, len(candidates)).numpy()
+    x, y = (
+        UnitRows(queries).block(0, len(queries)).double().numpy(),
+        UnitRows(candidates).block(0, len(candidates)).numpy(),
+    )
     found = []
     for row in x:
         cosines = (row * y.astype(np.float64)).sum(1).astype(np.float32)
@@ -77,7 +80,7 @@ def test_merging_is_associative_and_commutative(keys, k, data):
 def test_a_row_has_the_same_bits_in_every_block_and_list():
     x = vectors(70, 48, seed=0)
     before = x.copy()
-    rows = Rows(x)
+    rows = UnitRows(x)
     whole = rows.block(0, 70)
     assert torch.equal(torch.cat([rows.block(i, i + 1) for i in range(70)]), whole)
     assert torch.equal(rows.take(torch.tensor([69, 3, 3])), whole[[69, 3, 3]])
@@ -99,18 +102,18 @@ def test_vectors_come_from_memory_disk_and_shards_in_any_precision(kind, tmp_pat
         expected = source.float().numpy()
     else:
         source, expected = Matrix([x[:7], x[7:7], x[7:]], None), x
-    reference = Rows(expected.astype(np.float32))
-    assert torch.equal(Rows(source).block(3, 29), reference.block(3, 29))
-    assert torch.equal(Rows(source).take(torch.tensor([39, 0, 7])), reference.take(torch.tensor([39, 0, 7])))
+    reference = UnitRows(expected.astype(np.float32))
+    assert torch.equal(UnitRows(source).block(3, 29), reference.block(3, 29))
+    assert torch.equal(UnitRows(source).take(torch.tensor([39, 0, 7])), reference.take(torch.tensor([39, 0, 7])))
 
 
 def test_a_zero_vector_stays_zero_and_one_that_is_not_finite_is_named():
     x = vectors(9, 4, seed=2)
     x[4] = 0
-    assert not Rows(x).block(4, 5).any()
+    assert not UnitRows(x).block(4, 5).any()
     x[6] = np.nan
     with pytest.raises(DataError, match="vector 6 is not finite"):
-        Rows(x).block(5, 9)
+        UnitRows(x).block(5, 9)
 
 
 # Neighbours
@@ -137,7 +140,7 @@ def test_any_split_into_blocks_in_any_order_gives_the_same_as_the_whole(n, m, se
     k = 3
     rows = sorted({0, n, random.randrange(n), random.randrange(n)})
     columns = sorted({0, m, random.randrange(m), random.randrange(m)})
-    parts = [Block(r, c) for r in itertools.pairwise(rows) for c in itertools.pairwise(columns)]
+    parts = [Tile(r, c) for r in itertools.pairwise(rows) for c in itertools.pairwise(columns)]
     random.shuffle(parts)
     totals = [nothing(n, m, k), nothing(n, m, k)]
     for block in parts:
@@ -145,10 +148,10 @@ def test_any_split_into_blocks_in_any_order_gives_the_same_as_the_whole(n, m, se
             empty(block.rows[1] - block.rows[0], totals[0].forward.shape[1]),
             empty(block.columns[1] - block.columns[0], totals[0].backward.shape[1]),
         )
-        scan(Rows(x), Rows(y), part, block, tile=(8, 16))
+        scan(UnitRows(x), UnitRows(y), part, block, tile=(8, 16))
         totals[random.randrange(2)].add(part, block)
-    totals[0].add(totals[1], Block((0, n), (0, m)))
-    found, whole = settle(Rows(x), Rows(y), totals[0], k), both_ways(x, y, k)
+    totals[0].add(totals[1], Tile((0, n), (0, m)))
+    found, whole = settle(UnitRows(x), UnitRows(y), totals[0], k), both_ways(x, y, k)
     for one, other in ((found.forward, whole.forward), (found.backward, whole.backward)):
         assert torch.equal(one.index, other.index)
         assert torch.allclose(one.cosine, other.cosine, atol=1e-6)
@@ -186,7 +189,7 @@ def same(found, expected):
 
 def test_neighbours_are_those_in_memory_and_of_bf16_tiles_with_exact_scores():
     x, y = vectors(300, 32, 5), vectors(500, 32, 6)
-    same(both_ways(x, y, 4), match(x, y, 4))
+    same(both_ways(x, y, 4), nearest_both_ways(x, y, 4))
     x, y = vectors(200, 128, 7), vectors(900, 128, 8)
     same(both_ways(x, y, 4, precision="bf16"), both_ways(x, y, 4))
 
@@ -247,7 +250,7 @@ def test_what_cannot_be_compared_is_refused():
     with pytest.raises(DataError, match="k is 0"):
         both_ways(vectors(2, 4, 0), vectors(2, 4, 0), 0)
     with pytest.raises(DataError, match="shape"):
-        Rows(np.zeros(4))
+        UnitRows(np.zeros(4))
 
 
 def test_progress_counts_every_cosine():
@@ -259,8 +262,8 @@ def test_progress_counts_every_cosine():
 
 def test_the_tiles_bound_what_is_read_at_a_time(monkeypatch):
     most = []
-    block = Rows.block
-    monkeypatch.setattr(Rows, "block", lambda self, a, b: most.append(b - a) or block(self, a, b))
+    block = UnitRows.block
+    monkeypatch.setattr(UnitRows, "block", lambda self, a, b: most.append(b - a) or block(self, a, b))
     both_ways(vectors(100, 4, 0), vectors(90, 4, 1), 2, tile=(16, 32))
     assert max(most) == 32
     assert tiles.TILE[0] * tiles.TILE[1] * 4 < 70e6

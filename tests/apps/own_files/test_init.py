@@ -18,7 +18,7 @@ import pytest
 
 from babeltune.apps.own_files.init import InitOptions, init
 from babeltune.apps.own_files.languages import alpha3, code_in
-from babeltune.apps.own_files.proposal import Machine
+from babeltune.apps.own_files.proposal import MachineFacts
 from babeltune.apps.own_files.rows import collect
 from babeltune.apps.own_files.tables import read_table
 from babeltune.cli.own_files import columns_of
@@ -163,7 +163,7 @@ def test_an_editor_finds_the_schema_of_the_sweep_file(make, text, tmp_path):
 @pytest.mark.parametrize("large", [1, 20_000])
 @pytest.mark.parametrize("gpu", [False, True])
 def test_the_student_is_a_transformer_where_there_is_a_gpu(make, text, monkeypatch, gpu, large):
-    monkeypatch.setattr("babeltune.apps.own_files.init.this_machine", lambda: Machine(cores=2, gpu=gpu))
+    monkeypatch.setattr("babeltune.apps.own_files.init.this_machine", lambda: MachineFacts(cores=2, gpu=gpu))
     monkeypatch.setattr("babeltune.apps.own_files.proposal.LARGE", large)
     put(make.folder / "a.tsv", [("fra", "eng"), *pairs(text, "fra", "eng")])
     made = make("a.tsv")

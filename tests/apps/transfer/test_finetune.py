@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from transformers import AutoModel
 
 from babeltune.apps.transfer import finetune
-from babeltune.apps.transfer.finetune import MAX_TOKENS, Settings, collate, encode, load, loss_of
+from babeltune.apps.transfer.finetune import MAX_TOKENS, FineTuning, collate, encode, load_encoder_with_head, loss_of
 from babeltune.apps.transfer.formats import Examples, read_examples
 from babeltune.cli.documents import document_schema
 from babeltune.errors import DataError, TeacherError
@@ -44,7 +44,7 @@ SENTENCES = [["cat", "unbelievable", "sat"], ["\u200b", "dog"], WORDS * 3]
 
 @pytest.mark.parametrize("max_tokens", [8, 12, 40])
 def test_a_words_first_token_alone_counts_and_no_word_is_lost(folder, max_tokens):
-    _, tokenizer, _ = load(folder, "pos", max_tokens)
+    _, tokenizer, _ = load_encoder_with_head(folder, "pos", max_tokens)
     examples = tagged(*SENTENCES)
     pieces = encode(tokenizer, examples, "pos", max_tokens)
     found = {row: [] for row in range(3)}
@@ -77,7 +77,7 @@ def test_the_loss_is_the_mean_cross_entropy_over_labelled_tokens(labels):
 
 def test_padding_and_continuations_change_no_loss(folder):
     torch.manual_seed(0)
-    model, tokenizer, _ = load(folder, "pos", 40)
+    model, tokenizer, _ = load_encoder_with_head(folder, "pos", 40)
     model.eval()
     pieces = encode(tokenizer, tagged(["unbelievable", "cat"], ["dog", "extraordinary", "on", "mat"]), "pos", 40)
 
@@ -93,7 +93,7 @@ def test_padding_and_continuations_change_no_loss(folder):
 
 @pytest.mark.parametrize("task", ["xnli", "ner"])
 def test_the_head_stands_on_the_exported_encoder(folder, task):
-    model, *_ = load(folder, task, 40)
+    model, *_ = load_encoder_with_head(folder, task, 40)
     exported = AutoModel.from_pretrained(folder).state_dict()
     own = {name.removeprefix(f"{model.base_model_prefix}."): value for name, value in model.state_dict().items()}
     shared = [name for name in exported if "pooler" not in name]
@@ -103,12 +103,12 @@ def test_the_head_stands_on_the_exported_encoder(folder, task):
 
 def test_what_cannot_be_fine_tuned_is_refused(folder, tmp_path):
     with pytest.raises(DataError, match=r"has \d+ positions; lower --max-tokens, 5000"):
-        load(folder, "xnli", 5000)
-    model, _, longest = load(folder, "xnli", None)
+        load_encoder_with_head(folder, "xnli", 5000)
+    model, _, longest = load_encoder_with_head(folder, "xnli", None)
     assert longest == min(MAX_TOKENS, model.config.max_position_embeddings) < MAX_TOKENS
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(TeacherError, match="cannot be fine-tuned for xnli"):
-        load(tmp_path, "xnli", 40)
+        load_encoder_with_head(tmp_path, "xnli", 40)
     (tmp_path / "modules.json").write_text('[{"path": "", "type": "x.StaticEmbedding"}]')
     with pytest.raises(TeacherError, match="fine-tuning needs a Transformer"):
         finetune.backbone_folder(tmp_path)
@@ -124,10 +124,10 @@ def learnable(path, count=60):
 
 def test_it_learns_repeats_and_depends_on_the_seed(folder):
     examples = tagged(*[WORDS[i % 4 : i % 4 + 5] for i in range(24)])
-    fast = Settings(epochs=6, learning_rate=5e-3, batch=8, max_tokens=40)
+    fast = FineTuning(epochs=6, learning_rate=5e-3, batch=8, max_tokens=40)
 
     def run(seed):
-        changed = Settings(**{**vars(fast), "seed": seed})
+        changed = FineTuning(**{**vars(fast), "seed": seed})
         return finetune.transfer(folder, "pos", examples, {"en": examples}, changed)
 
     torch.manual_seed(3)
@@ -143,19 +143,24 @@ def test_it_learns_repeats_and_depends_on_the_seed(folder):
 def test_the_epoch_that_is_best_on_dev_is_scored(folder, tmp_path):
     examples = learnable(tmp_path / "train.tsv")
     kept = finetune.transfer(
-        folder, "pawsx", examples, {"en": examples}, Settings(epochs=4, learning_rate=1e-2, max_tokens=40), dev=examples
+        folder,
+        "pawsx",
+        examples,
+        {"en": examples},
+        FineTuning(epochs=4, learning_rate=1e-2, max_tokens=40),
+        dev=examples,
     )
     assert len(kept.dev) == 4
     assert kept.scores["en"]["accuracy"] == max(kept.dev)
     torch.manual_seed(0)
-    model, tokenizer, _ = load(folder, "pawsx", 40)
+    model, tokenizer, _ = load_encoder_with_head(folder, "pawsx", 40)
     pieces, states = encode(tokenizer, examples, "pawsx", 40), []
 
     def judge():
         states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
         return [0.1, 0.9, 0.9, 0.5][len(states) - 1]
 
-    _, judged = finetune.fit(model, tokenizer, pieces, Settings(), 4, judge, lambda epoch, of, loss: None)
+    _, judged = finetune.fit(model, tokenizer, pieces, FineTuning(), 4, judge, lambda epoch, of, loss: None)
     assert judged == [0.1, 0.9, 0.9, 0.5]
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in model.state_dict().items())
     assert any(not torch.equal(tensor, states[3][name]) for name, tensor in model.state_dict().items())

@@ -23,7 +23,7 @@ from babeltune.sweep.driver.examples import (
     make_missing_examples,
 )
 from babeltune.sweep.driver.run import only_driver
-from babeltune.sweep.state.examples import EXAMPLES, Examples, read_examples
+from babeltune.sweep.state.examples import EXAMPLES, ExampleSentences, read_examples
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.leaderboard import winner
 from babeltune.train import Printer
@@ -141,7 +141,7 @@ def test_vectors_without_positions_are_an_error_in_words(vectors, words):
 
 def test_a_report_makes_the_examples_that_the_sweeps_end_did_not(command, copied_home):
     folder = copied_home[1]
-    folder.write(EXAMPLES, Examples(missing="they took longer than 60 s"))
+    folder.write(EXAMPLES, ExampleSentences(missing="they took longer than 60 s"))
     with only_driver(folder):
         make_missing_examples(folder, None, pytest.fail)  # that driver makes them
     code, _, err = command("report", folder.id)

@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from babeltune.schema import search
 from babeltune.schema.records import Halving, Objective, Training
-from babeltune.sweep.search.stopping import ExpectedRegret, Pasha, expected_improvement, predicted
+from babeltune.sweep.search.stopping import Pasha, RegretRule, expected_improvement, predicted
 from babeltune.sweep.search.tune_run import prime, scheduler_for
 from toy_methods import toy_sweep
 
@@ -45,14 +45,14 @@ def a_curve(last):
 
 
 def test_expected_regret_stops_a_trial_that_cannot_gain():
-    rule = ExpectedRegret(reports=5, grace=1, regret=0.001)
+    rule = RegretRule(reports=5, grace=1, regret=0.001)
     assert shown(rule, map(a_curve, (0.5, 0.2, 0.6, 0.1, 0.61, 0.9))) == [5, 5, 5, 1, 5, 5]
-    assert shown(ExpectedRegret(5, 3, 0.001), map(a_curve, (0.5, 0.2, 0.6, 0.1)))[-1] == 3, "grace"
-    assert shown(ExpectedRegret(5, 1, 0.001, 5), map(a_curve, (0.5, 0.2, 0.6, 0.1)))[-1] == 5, "startup"
+    assert shown(RegretRule(5, 3, 0.001), map(a_curve, (0.5, 0.2, 0.6, 0.1)))[-1] == 3, "grace"
+    assert shown(RegretRule(5, 1, 0.001, 5), map(a_curve, (0.5, 0.2, 0.6, 0.1)))[-1] == 5, "startup"
 
 
 def test_a_trial_whose_report_comes_twice_is_judged_the_same():
-    for rule in (Pasha(grace=1, reduction=3, reports=5), ExpectedRegret(reports=5, grace=1, regret=0.001)):
+    for rule in (Pasha(grace=1, reduction=3, reports=5), RegretRule(reports=5, grace=1, regret=0.001)):
         shown(rule, map(a_curve, (0.5, 0.6, 0.7)))
         assert rule.stops(3, 1, 0.1) == rule.stops(3, 1, 0.1)
 

@@ -17,7 +17,7 @@ from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Report
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.seed_summary import cells, compare, footnote, markdown
+from babeltune.sweep.state.seed_summary import cells, compare_settings, footnote, markdown
 from made_sweeps import log_trial
 
 ACCURACY, ERROR, GRADED = "dev/everyday/accuracy", "dev/everyday/xsim_error", "dev/sts/spearman"
@@ -62,7 +62,7 @@ def folder(tmp_path, sweep):
 
 
 def test_a_group_has_the_mean_and_the_sample_deviation_of_its_seeds_best_reports(folder):
-    table = compare(folder, ["seed"])
+    table = compare_settings(folder, ["seed"])
     assert [group.name or group.settings["temperature"] for group in table.groups] == [
         0.1,
         "teacher",
@@ -82,31 +82,31 @@ def test_a_group_has_the_mean_and_the_sample_deviation_of_its_seeds_best_reports
 
 @pytest.mark.trap(31)
 def test_what_did_not_finish_and_what_repeats_a_seed_is_named_and_in_no_mean(folder):
-    table = compare(folder, ["seed"])
+    table = compare_settings(folder, ["seed"])
     assert table.left_out == {"pruned": ("t0006",), "failed": ("t0007",), "running": ("t0008",), "repeated": ("t0009",)}
     assert table.groups[0].trials == ("t0003", "t0004", "t0005")
     assert footnote(table) == "left out: 1 pruned (t0006), 1 failed (t0007), 1 running (t0008), 1 repeated (t0009)"
 
 
 def test_the_columns_are_the_objective_and_the_dev_metrics_over_all_subsets(folder):
-    assert compare(folder, ["seed"]).metrics == (ACCURACY, ERROR, GRADED)
-    assert compare(folder, ["seed"], [GRADED]).metrics == (ACCURACY, GRADED)
-    by_error = compare(folder, ["seed"], sort=ERROR)
+    assert compare_settings(folder, ["seed"]).metrics == (ACCURACY, ERROR, GRADED)
+    assert compare_settings(folder, ["seed"], [GRADED]).metrics == (ACCURACY, GRADED)
+    by_error = compare_settings(folder, ["seed"], sort=ERROR)
     assert by_error.metrics[0] == ERROR
     assert [group.name for group in by_error.groups[:2]] == ["", ""], "those without the metric come last"
     assert by_error.groups[0].settings["temperature"] == 0.1, "an error is the better the lower it is"
 
 
 def test_several_settings_can_be_averaged_over(folder):
-    (one,) = (group for group in compare(folder, ["seed", "temperature"]).groups if not group.name)
+    (one,) = (group for group in compare_settings(folder, ["seed", "temperature"]).groups if not group.name)
     assert one.settings == {"tcm": True}
     assert len(one.trials) == 6
-    assert cells(compare(folder, ["seed", "temperature", "tcm"]))[1][0] == "all trials"
+    assert cells(compare_settings(folder, ["seed", "temperature", "tcm"]))[1][0] == "all trials"
 
 
 def test_a_setting_that_only_some_trials_have_makes_its_own_group(folder, sweep):
     add(folder, sweep, 10, [0.95], temperature=0.1, seed=0)
-    table = compare(folder, ["seed"])
+    table = compare_settings(folder, ["seed"])
     assert table.groups[0].settings == {"temperature": 0.1}
     assert cells(table)[1][:3] == ["temperature=0.1", "1", "0.9500"]
     assert cells(table)[2][0] == "tcm=True temperature=0.1"
@@ -114,13 +114,13 @@ def test_a_setting_that_only_some_trials_have_makes_its_own_group(folder, sweep)
 
 def test_an_unknown_setting_or_metric_names_the_nearest(folder):
     with pytest.raises(UnknownNameError, match="searches no 'sed'; known: seed, tcm, temperature; did you mean 'seed'"):
-        compare(folder, ["sed"])
+        compare_settings(folder, ["sed"])
     with pytest.raises(UnknownNameError, match=r"has no metric 'dev/sts/spaerman'.*did you mean 'dev/sts/spearman'"):
-        compare(folder, ["seed"], ["dev/sts/spaerman"])
+        compare_settings(folder, ["seed"], ["dev/sts/spaerman"])
 
 
 def test_the_table_prints_for_people_and_for_github(folder):
-    table = compare(folder, ["seed"], [GRADED])
+    table = compare_settings(folder, ["seed"], [GRADED])
     assert cells(table)[0] == ["settings", "n", "everyday/accuracy", "sts/spearman"]
     assert cells(table)[1] == ["temperature=0.1", "3", "0.8000 ± 0.1000", "0.4000 ± 0.0500"]
     assert cells(table)[2] == ["teacher", "", "0.6500", "–"]

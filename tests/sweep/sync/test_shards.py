@@ -15,7 +15,7 @@ from babeltune.data.store import StoredFile, facts_of, read_store, stores_in
 from babeltune.data.store_shards import DONE
 from babeltune.data.stored_arrays import open_matrix, open_ragged
 from babeltune.data.teacher import build_teacher_store
-from babeltune.data.tokens import Cut, build_token_store, load_tokenizer
+from babeltune.data.tokens import TokenCut, build_token_store, load_tokenizer
 from babeltune.errors import StoreError
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.mirror import Mirror
@@ -68,7 +68,7 @@ def build(tiny, small_shards):
 
     def built(place, run_shards):
         vectors = build_teacher_store(place, TEXTS, sweep.teacher, run_shards=run_shards)
-        return vectors, build_token_store(place, TEXTS, tokenizer, Cut("", 8), run_shards=run_shards)
+        return vectors, build_token_store(place, TEXTS, tokenizer, TokenCut("", 8), run_shards=run_shards)
 
     return built
 
@@ -153,7 +153,7 @@ def test_another_machine_goes_on_with_the_shards_that_the_bucket_has(build, mach
     with one.shares_stores(), pytest.raises(KeyboardInterrupt):
         build(one.stores, one.cut_off)
     key, bucket = one.mirror.key(one.stores / local[0].name), one.mirror.store
-    assert not other.mirror.pull_package(key), "an unfinished store is none"
+    assert not other.mirror.pull_package(key), "an unfinished store is not pulled"
     there = sorted(bucket.entries(key))
     (first, *_), (record, *_) = ([at for at in there if at.endswith(end)] for end in (".bin", DONE))
     if damage == "a shard is gone":

@@ -13,7 +13,7 @@ import babeltune
 from babeltune.errors import ReplacedError
 from babeltune.sweep.workers import worker_groups
 from babeltune.sweep.workers.pool_settings import PoolSettings
-from babeltune.sweep.workers.worker import Place, Reporter, answer_of
+from babeltune.sweep.workers.worker import DispatcherReporter, Place, answer_of
 from babeltune.sweep.workers.worker_groups import WorkerGroup, WorkerGroups
 from toy_trials import a_report
 from waiting import PATIENCE_S, wait_until
@@ -86,7 +86,7 @@ def test_a_controller_that_does_not_say_why_it_ended_is_not_waited_for(silent, t
 
 def test_a_rank_whose_dispatcher_is_silent_ends_and_fails_no_trial(silent, monkeypatch):
     monkeypatch.setattr("babeltune.sweep.workers.worker.ANSWER_TIMEOUT_S", 1.0)
-    reporter = Reporter(silent, "t", Place("a group", 0, 1, "cpu"))
+    reporter = DispatcherReporter(silent, "t", Place("a group", 0, 1, "cpu"))
     assert reporter.stopped(), "all ranks leave the trial at one step"
     with pytest.raises(ReplacedError, match="dispatcher has not answered a worker for 1 s"):
         reporter.report(a_report(1))

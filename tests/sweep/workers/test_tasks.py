@@ -27,7 +27,7 @@ def break_off():
 
 
 def refuse():
-    raise DataError("line 7 is none")
+    raise DataError("line 7 is empty")
 
 
 def count_to(most, folder, prepared, tell):
@@ -51,12 +51,12 @@ def test_a_long_task_tells_how_far_it_is_before_it_returns(ray_cluster, tmp_path
 
 
 def refuse_it(prepared, tell):
-    raise DataError(f"{prepared} is none")
+    raise DataError(f"{prepared} is empty")
 
 
 def test_an_error_of_a_task_that_tells_is_raised_as_itself(ray_cluster):
     task = ray.remote(with_progress).remote(None, "", refuse_it, "line 7")
-    with pytest.raises(DataError, match=r"^line 7 is none$"):
+    with pytest.raises(DataError, match=r"^line 7 is empty$"):
         followed(task, lambda done, of: None)
 
 
@@ -87,7 +87,7 @@ def test_a_task_that_gets_no_further_is_ended_with_a_line_on_how_to_go_on(ray_cl
     [
         (die, ClusterError, r"has failed \(WorkerCrashedError: .*; every trial keeps .* `babeltune resume` goes on"),
         (break_off, ClusterError, r"has failed \(ValueError: no such thing\); every trial"),
-        (refuse, DataError, "^line 7 is none$"),
+        (refuse, DataError, "^line 7 is empty$"),
     ],
 )
 def test_what_ends_a_task_is_one_line_that_says_what_to_do(ray_cluster, work, kind, words):

@@ -15,14 +15,14 @@ import torch
 from babeltune.apps.filtering import select, translate
 from babeltune.apps.mining import mine
 from babeltune.apps.mining.margin import around
-from babeltune.apps.mining.vectors import Model
+from babeltune.apps.mining.vectors import EncodingModel
 from babeltune.errors import DataError, SpecError, plural
 from babeltune.files import json_text, make_place, write_out
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from babeltune.apps.filtering.select import Pairs, Ranked, Subset
+    from babeltune.apps.filtering.select import CandidatePairs, Ranked, Subset
     from babeltune.apps.filtering.translate import Recipe
     from babeltune.apps.pair_files import Columns
 
@@ -43,7 +43,7 @@ class NoisyCorpus:
 
 
 @dataclass(frozen=True)
-class Translation:
+class TranslationTest:
     """The translation models that judge the subsets."""
 
     recipe: Recipe
@@ -52,7 +52,7 @@ class Translation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class TranslationResults:
     """The translation models that the subsets trained."""
 
     recipe: translate.Recipe
@@ -68,7 +68,7 @@ class Filtered:
 
     pairs: dict[str, str | int]
     """The file, its SHA-256 and how many pairs it has."""
-    models: tuple[Model, ...]
+    models: tuple[EncodingModel, ...]
     margin: str
     k: int
     dropped: dict[str, int]
@@ -77,7 +77,7 @@ class Filtered:
     ranked: int
     token: str = "what stands between blanks in the target"
     subsets: tuple[select.Subset, ...]
-    translation: Judged | None = None
+    translation: TranslationResults | None = None
 
 
 def filter_corpus(
@@ -85,8 +85,8 @@ def filter_corpus(
     out: Path,
     sizes: Sequence[int],
     encoding: Callable[[], mine.Encoding],
-    settings: mine.Settings,
-    translation: Translation | None = None,
+    settings: mine.MiningSettings,
+    translation: TranslationTest | None = None,
 ) -> Filtered:
     """Writes the best pairs of a corpus in subsets of these target tokens, ascending, and `report.json`, which it
     returns.
@@ -120,7 +120,7 @@ def filter_corpus(
     _write(out, report)
     if translation is not None and test is not None:
         tested: dict[str, str | int] = {"path": translation.test, "sha256": test.digest, "pairs": len(test)}
-        judged = Judged(recipe=translation.recipe, test=tested, results=())
+        judged = TranslationResults(recipe=translation.recipe, test=tested, results=())
         _write(out, report := replace(report, translation=judged))
         for result in translations(out, ranked, subsets, translation, test):
             judged = replace(judged, results=(*judged.results, result))
@@ -128,7 +128,7 @@ def filter_corpus(
     return report
 
 
-def candidates(corpus: NoisyCorpus, test: Pairs | None) -> tuple[Pairs, dict[str, int]]:
+def candidates(corpus: NoisyCorpus, test: CandidatePairs | None) -> tuple[CandidatePairs, dict[str, int]]:
     """The pairs that may be kept, and how many sources were in each language. Raises `DataError` if none is left."""
     among = select.checked_languages(corpus.languages)
     read = select.read_pairs(corpus.path, corpus.columns, drop=corpus.drop, codec=corpus.codec)
@@ -146,7 +146,7 @@ def _write(out: Path, report: Filtered) -> None:
     write_out(out / "report.json", (json_text(report, indent=2) + "\n").encode())
 
 
-def score_pairs(pairs: Pairs, settings: mine.Settings, encoding: mine.Encoding) -> NDArray[np.float32]:
+def score_pairs(pairs: CandidatePairs, settings: mine.MiningSettings, encoding: mine.Encoding) -> NDArray[np.float32]:
     """[pairs] margins in which every distinct text stands once; NaN if undefined, or if a ratio has neighbourhoods that
     are not positive."""
     texts, rows = [], []
@@ -164,7 +164,7 @@ def score_pairs(pairs: Pairs, settings: mine.Settings, encoding: mine.Encoding) 
 
 
 def translations(
-    folder: Path, ranked: Ranked, subsets: Sequence[Subset], translation: Translation, test: Pairs
+    folder: Path, ranked: Ranked, subsets: Sequence[Subset], translation: TranslationTest, test: CandidatePairs
 ) -> Iterator[translate.Scores]:
     """Trains a model on each subset, and scores it, one after the other."""
     recipe = translation.recipe

@@ -29,7 +29,7 @@ ENGLISH = "en"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
+class CandidatePairs:
     """Sentences and their supposed translations, row by row, with what was left out so far."""
 
     source: list[str]
@@ -41,10 +41,10 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.source)
 
-    def only(self, keep: Sequence[bool], reason: str) -> Pairs:
+    def only(self, keep: Sequence[bool], reason: str) -> CandidatePairs:
         """The pairs that are kept, the others counted under the reason."""
         left_out = len(keep) - sum(keep)
-        return Pairs(
+        return CandidatePairs(
             source=[text for text, stays in zip(self.source, keep, strict=True) if stays],
             target=[text for text, stays in zip(self.target, keep, strict=True) if stays],
             read=self.read,
@@ -53,7 +53,7 @@ class Pairs:
         )
 
 
-def read_pairs(path: str, columns: Columns | None, *, drop: bool = False, codec: str | None = None) -> Pairs:
+def read_pairs(path: str, columns: Columns | None, *, drop: bool = False, codec: str | None = None) -> CandidatePairs:
     """The pairs of a file, as `pair_rows` reads them.
 
     Raises `DataError` for a file that cannot be read and, unless these are dropped, for the first broken row."""
@@ -71,17 +71,17 @@ def read_pairs(path: str, columns: Columns | None, *, drop: bool = False, codec:
     refuse_broken(path, refusals.counts.total() - refusals.unused, rows - refusals.unused, refusals.counts)
     if not source:
         raise DataError(f"{path} has no pairs{' left' if rows else ''}; a row is a source and a target")
-    return Pairs(source=source, target=target, read=rows, digest=content.hexdigest(), dropped=refusals.counts)
+    return CandidatePairs(source=source, target=target, read=rows, digest=content.hexdigest(), dropped=refusals.counts)
 
 
-def without_repetitions(pairs: Pairs) -> Pairs:
+def without_repetitions(pairs: CandidatePairs) -> CandidatePairs:
     """The first of equal pairs."""
     first: dict[tuple[str, str], int] = {}
     rows = zip(pairs.source, pairs.target, strict=True)
     return pairs.only([first.setdefault(pair, row) == row for row, pair in enumerate(rows)], "repeated pair")
 
 
-def without_test(pairs: Pairs, test: Pairs) -> Pairs:
+def without_test(pairs: CandidatePairs, test: CandidatePairs) -> CandidatePairs:
     """The pairs without a side that is in a test file; case, punctuation and blanks do not count."""
     test_keys = {text_key(text) for text in (*test.source, *test.target)}
     rows = zip(pairs.source, pairs.target, strict=True)
@@ -94,14 +94,14 @@ def checked_languages(languages: Sequence[str] | None) -> tuple[str, ...] | None
     does not know."""
     if languages is None:
         return None
-    labels = {meaning(label).language: label for label in language_id.languages()}
+    labels = {meaning(label).language: label for label in language_id.known_languages()}
     codes = {language: meaning(code_of(language) or language).language for language in languages}
     if strange := [language for language, code in codes.items() if code not in labels]:
         raise DataError(f"--languages: py3langid knows no language {strange[0]!r}; write codes, such as fr,de")
     return (*(labels[code] for code in codes.values()), ENGLISH)
 
 
-def without_english(pairs: Pairs, among: Sequence[str] | None) -> tuple[Pairs, dict[str, int]]:
+def without_english(pairs: CandidatePairs, among: Sequence[str] | None) -> tuple[CandidatePairs, dict[str, int]]:
     """The pairs whose source is not English, and how many sources were taken for which language, commonest first.
     `among`: the languages that a source can be in."""
     languages = language_id.likeliest(pairs.source, among)
@@ -127,7 +127,7 @@ class Ranked:
         return zip(self.source[:count], self.target[:count], self.scores[:count], strict=True)
 
 
-def rank(pairs: Pairs, scores: NDArray[np.floating]) -> tuple[Ranked, Pairs]:
+def rank(pairs: CandidatePairs, scores: NDArray[np.floating]) -> tuple[Ranked, CandidatePairs]:
     """The pairs by score, and the pairs with those counted that have none (NaN)."""
     defined = ~np.isnan(scores)
     reason = "no margin: a zero vector, or no positive neighbourhood"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from babeltune.data.tokens import train_tokenizer
-from babeltune.data.translation import Model
+from babeltune.data.translation import TranslationModel
 from babeltune.errors import DataError, SpecError
 from babeltune.files import as_new_files, write_whole
 from babeltune.method.masked_lm import IGNORED
@@ -105,7 +105,7 @@ def train(
     """Trains the starting model on the pairs and writes it to `folder`; returns the mean loss of the last tenth."""
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
-        loaded = Model(recipe.translation(start), start, "--train")
+        loaded = TranslationModel(recipe.translation(start), start, "--train")
         model, tokenizer, begin = loaded.model.requires_grad_(True).train(), loaded.tokenizer, loaded.begin
         end = model.generation_config.eos_token_id
         end = end[0] if isinstance(end, list) else end
@@ -159,7 +159,9 @@ def score_model(recipe: Recipe, folder: Path, source: Sequence[str], target: Seq
 
     A sentence that is too long, or whose translation does not end, counts as an empty one and is counted."""
     scores = scorers()
-    translations, without = Model(recipe.translation(folder), folder, "--train").translate(source, lambda done: None)
+    translations, without = TranslationModel(recipe.translation(folder), folder, "--train").translate(
+        source, lambda done: None
+    )
     texts = [text or "" for text in translations]
     write_whole(folder / "hypotheses.txt", "".join(f"{text}\n" for text in texts).encode())
     by_metric: Scores = {"untranslated": without}

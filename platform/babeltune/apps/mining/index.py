@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from babeltune.apps.mining.rows import Rows
+from babeltune.apps.mining.rows import UnitRows
 from babeltune.apps.mining.tiles import SLACK, check, exact, searched
 from babeltune.apps.mining.topk_keys import EMPTY, cosine_of, index_of, pack
 from babeltune.errors import DataError
@@ -37,14 +37,14 @@ def through_index(left: Vectors, right: Vectors, k: int, kind: Index, progress: 
     """Nearest neighbours in both directions, among the candidates that an index of this kind gives.
 
     `progress` counts vectors: each is put into an index once, and searched for once."""
-    x, y = Rows(left), Rows(right)
+    x, y = UnitRows(left), UnitRows(right)
     check(x, y, k)
     half = len(x) + len(y)
     forward = _nearest(x, y, k, kind, lambda done: progress(done, 2 * half))
     return Matches(forward, _nearest(y, x, k, kind, lambda done: progress(half + done, 2 * half)))
 
 
-def _nearest(queries: Rows, candidates: Rows, k: int, kind: Index, tell: Callable[[int], None]) -> Neighbours:
+def _nearest(queries: UnitRows, candidates: UnitRows, k: int, kind: Index, tell: Callable[[int], None]) -> Neighbours:
     k = min(k, len(candidates))
     depth = min(k + SLACK["bf16"], len(candidates))
     index = _filled(kind, candidates, tell)
@@ -64,7 +64,7 @@ def _nearest(queries: Rows, candidates: Rows, k: int, kind: Index, tell: Callabl
     return narrowed(Neighbours(cosine_of(best), index_of(best)))
 
 
-def _filled(kind: Index, candidates: Rows, tell: Callable[[int], None]) -> Any:
+def _filled(kind: Index, candidates: UnitRows, tell: Callable[[int], None]) -> Any:
     faiss = load_faiss()
     count = len(candidates)
     if count < SMALLEST[kind]:

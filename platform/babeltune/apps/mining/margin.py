@@ -23,7 +23,7 @@ Retrieval = Literal["max", "forward", "backward", "intersection", "union"]
 
 
 @dataclass(frozen=True)
-class Pairs:
+class ScoredPairs:
     """Pairs of a left and a right sentence, the best score first, the lowest numbers first of equal ones."""
 
     score: NDArray[np.float32]
@@ -59,7 +59,7 @@ def flipped(matches: Matches, margin: Margin) -> float:
 
 def retrieve(
     matches: Matches, margin: Margin = "ratio", retrieval: Retrieval = "max", threshold: float | None = None
-) -> Pairs:
+) -> ScoredPairs:
     """The pairs with a score above the threshold. Of a sentence's equal scores the nearer candidate wins.
 
     `max` gives each sentence at most one partner; `forward` each left one exactly one, before the threshold. A sentence
@@ -86,7 +86,7 @@ def retrieve(
         rows = _one_to_one(left, right, len(matches.forward.index), len(matches.backward.index))
     else:
         rows = np.arange(len(score))
-    return Pairs(score[rows], left[rows], right[rows])
+    return ScoredPairs(score[rows], left[rows], right[rows])
 
 
 def _proposals(matches: Matches, margin: Margin) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:

@@ -20,10 +20,10 @@ import torch
 from babeltune.apps.mining.index import Index, load_faiss, through_index
 from babeltune.apps.mining.margin import Retrieval, flipped, pair_scores, retrieve
 from babeltune.apps.mining.resumable_search import ResumableSearch, both_ways_resumable
-from babeltune.apps.mining.rows import Rows
+from babeltune.apps.mining.rows import UnitRows
 from babeltune.apps.mining.sentences import LONGEST, Lines, Sentences, read_pairs, read_sentences
 from babeltune.apps.mining.tiles import Precision
-from babeltune.apps.mining.vectors import Model, Texts, embed
+from babeltune.apps.mining.vectors import EncodingModel, Texts, embed
 from babeltune.data.file_readers import bounded_lines, readable, refuse_broken
 from babeltune.data.shards import RunShards, run_here
 from babeltune.data.stored_arrays import open_matrix
@@ -57,7 +57,7 @@ class ScoreSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ScoreSettings):
+class MiningSettings(ScoreSettings):
     """How pairs are found and scored."""
 
     retrieval: Retrieval = "max"
@@ -69,7 +69,7 @@ class Settings(ScoreSettings):
 class Encoding:
     """The model with which a command encodes, and its device."""
 
-    models: tuple[Model, Model]
+    models: tuple[EncodingModel, EncodingModel]
     """For the sources and the targets: one model, its layers for either language, or two models."""
     storage: Path
     """The folder where vectors stay, and what an exact search has found until it ends. An interrupted run goes on."""
@@ -91,18 +91,18 @@ class Searched:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mined(Searched):
+class MineResult(Searched):
     """The outcome of `mine`."""
 
     out: str
     pairs: int
     source: Lines
     target: Lines
-    settings: Settings
+    settings: MiningSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored(Searched):
+class ScoreResult(Searched):
     """The outcome of `score`."""
 
     out: str
@@ -116,7 +116,7 @@ class Scored(Searched):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoded:
+class EncodeResult:
     """The outcome of `encode`."""
 
     out: str
@@ -128,7 +128,7 @@ class Encoded:
     zero_vectors: int
 
 
-def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: Encoding) -> Mined:
+def mine(source: Path, target: Path, out: Path, settings: MiningSettings, encoding: Encoding) -> MineResult:
     """Writes the pairs of two files to `out`, the best first: score, source, target. Returns what was done.
 
     Raises:
@@ -154,10 +154,10 @@ def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: En
             for score, left, right in zip(pairs.score, pairs.left, pairs.right, strict=True):
                 file.write(f"{score:.6f}\t{sources[int(left)]}\t{targets[int(right)]}\n")
     count, search = len(pairs), vars(_searched(matches, settings))
-    return Mined(out=str(out), pairs=count, source=source_lines, target=target_lines, settings=settings, **search)
+    return MineResult(out=str(out), pairs=count, source=source_lines, target=target_lines, settings=settings, **search)
 
 
-def score(pairs_file: Path, out: Path, settings: Settings, encoding: Encoding) -> Scored:
+def score(pairs_file: Path, out: Path, settings: MiningSettings, encoding: Encoding) -> ScoreResult:
     """Writes the pairs of a file with their margin before them, in order, and returns what was done.
 
     The neighbourhoods are the file's own: each source among all its targets, and back. Broken lines, and pairs without
@@ -171,7 +171,7 @@ def score(pairs_file: Path, out: Path, settings: Settings, encoding: Encoding) -
         with whole_file(out) as file:
             for value, i, j in zip(scores[defined], pairs.sources[defined], pairs.targets[defined], strict=True):
                 file.write(f"{value:.6f}\t{pairs.source[int(i)]}\t{pairs.target[int(j)]}\n")
-    return Scored(
+    return ScoreResult(
         out=str(out),
         pairs=int(defined.sum()),
         undefined=int((~defined).sum()),
@@ -185,7 +185,7 @@ def score(pairs_file: Path, out: Path, settings: Settings, encoding: Encoding) -
 def margins(
     sentences: tuple[Texts, Texts],
     pairs: tuple[NDArray[np.int64], NDArray[np.int64]],
-    settings: Settings,
+    settings: MiningSettings,
     encoding: Encoding,
     work: Path,
 ) -> tuple[Matches, NDArray[np.float32]]:
@@ -195,7 +195,7 @@ def margins(
     `work` is for texts on their way."""
     folders = embed_sides(sentences, encoding, work)
     matches = _search(folders, settings, encoding)
-    x, y = (Rows(open_matrix(*side)) for side in folders)
+    x, y = (UnitRows(open_matrix(*side)) for side in folders)
     scores = np.empty(len(pairs[0]), np.float32)
     for start in range(0, len(scores), BATCH):
         left, right = (torch.from_numpy(side[start : start + BATCH]) for side in pairs)
@@ -204,7 +204,9 @@ def margins(
     return matches, scores
 
 
-def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress, codec: str | None = None) -> Encoded:
+def encode(
+    lines: IO[bytes], model: EncodingModel, out: Path, progress: Progress, codec: str | None = None
+) -> EncodeResult:
     """Writes the vectors of the lines, fp32 [n, dim], to a `.npy` file as they come; line i has row i.
 
     A dropped line would shift the rows after it. So invalid UTF-8 is replaced, a line of more than `LONGEST` bytes is
@@ -237,7 +239,7 @@ def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress, codec:
             progress("encoding", rows, 0)
         file.seek(0)
         _header(file, rows, dim)
-    return Encoded(out=str(out), rows=rows, dim=dim, replaced=replaced, too_long=too_long, zero_vectors=zeros)
+    return EncodeResult(out=str(out), rows=rows, dim=dim, replaced=replaced, too_long=too_long, zero_vectors=zeros)
 
 
 def _header(file: IO[bytes], rows: int, dim: int) -> None:
@@ -266,7 +268,7 @@ def embed_sides(
     return folders
 
 
-def _search(folders: list[list[Path]], settings: Settings, encoding: Encoding) -> Matches:
+def _search(folders: list[list[Path]], settings: MiningSettings, encoding: Encoding) -> Matches:
     progress = functools.partial(encoding.progress, "searching")
     if settings.index != "exact":
         left, right = (open_matrix(*side) for side in folders)
@@ -279,14 +281,14 @@ def _search(folders: list[list[Path]], settings: Settings, encoding: Encoding) -
     return both_ways_resumable(resumable, progress)
 
 
-def _searched(matches: Matches, settings: Settings) -> Searched:
+def _searched(matches: Matches, settings: MiningSettings) -> Searched:
     used, other = (side.index.shape[1] for side in (matches.forward, matches.backward))
     sources, targets = matches.alone
     flips = flipped(matches, settings.margin)
     return Searched(neighbours=(used, other), without_neighbours=(sources, targets), flipped=flips)
 
 
-def warnings_about(done: Mined | Scored) -> Iterator[str]:
+def warnings_about(done: MineResult | ScoreResult) -> Iterator[str]:
     """Warnings about the result of `mine` or `score`, such as fewer neighbours than `k`."""
     if min(done.neighbours) < done.settings.k:
         few = f"one side has only {plural(min(done.neighbours), 'different sentence')}"
@@ -294,12 +296,12 @@ def warnings_about(done: Mined | Scored) -> Iterator[str]:
     if any(done.without_neighbours):
         sources, targets = done.without_neighbours
         yield f"{sources} sources and {targets} targets have no neighbours, as a vector is zero: they are in no pair"
-    if isinstance(done, Scored) and done.undefined:
+    if isinstance(done, ScoreResult) and done.undefined:
         yield f"{done.undefined} pairs have no defined margin, so they are left out of the file and of the mean"
     if done.flipped:
         around = f"the mean cosine around {done.flipped:.1%} of the candidates is not positive"
         yield f"{around}, where the ratio orders backwards: use --margin distance"
-    if not done.pairs and isinstance(done, Mined) and done.settings.threshold is not None:
+    if not done.pairs and isinstance(done, MineResult) and done.settings.threshold is not None:
         yield f"no pair has a score above {done.settings.threshold}; lower --threshold"
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from babeltune.apps.mining.resumable_search import ResumableSearch
-from babeltune.apps.mining.rows import Rows
-from babeltune.apps.mining.tiles import Block, Candidates, Precision, scan, settle
+from babeltune.apps.mining.rows import UnitRows
+from babeltune.apps.mining.tiles import Candidates, Precision, Tile, scan, settle
 from babeltune.apps.mining.topk_keys import empty
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.errors import ClusterError
@@ -25,12 +25,12 @@ AHEAD = 2  # tasks that wait for each CPU
 
 
 def scan_block(
-    left: Sequence[Path], right: Sequence[Path], block: Block, widths: tuple[int, int], precision: Precision
+    left: Sequence[Path], right: Sequence[Path], block: Tile, widths: tuple[int, int], precision: Precision
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The neighbours of one block, in any process that sees the shards."""
     (top, bottom), (first, last) = block.rows, block.columns
     blocks = Candidates(empty(bottom - top, widths[0]), empty(last - first, widths[1]))
-    scan(Rows(open_matrix(*left)), Rows(open_matrix(*right)), blocks, block, precision=precision)
+    scan(UnitRows(open_matrix(*left)), UnitRows(open_matrix(*right)), blocks, block, precision=precision)
     return blocks.forward.numpy(), blocks.backward.numpy()
 
 

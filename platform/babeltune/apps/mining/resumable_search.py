@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from babeltune.apps.mining.rows import Rows
+from babeltune.apps.mining.rows import UnitRows
 from babeltune.apps.mining.tiles import TILE, Candidates, Precision, blocks, check, nothing, scan, settle, settled
 from babeltune.data.store import key_of
 from babeltune.data.stored_arrays import open_matrix
@@ -39,7 +39,7 @@ class ResumableSearch:
         both: bool = True,
         size: tuple[int, int] = SIZE,
     ) -> None:
-        self.left, self.right = (Rows(open_matrix(*side)) for side in sides)
+        self.left, self.right = (UnitRows(open_matrix(*side)) for side in sides)
         check(self.left, self.right, k)
         self.k, self.precision = k, precision
         self.candidates = nothing(len(self.left), len(self.right), k, precision, both=both)

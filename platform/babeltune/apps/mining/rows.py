@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 UNIT = 1e-6  # a row whose length is this near to 1 is taken as it is
 
 
-class Rows:
+class UnitRows:
     """Vectors [n, dim] of any floating type as fp32 rows of length 1 (a zero row stays zero). The source never changes.
 
     A row comes out with the same bits whichever block or list it is read in."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from babeltune.apps.pair_files import Columns, file_named, only_column, pair_rows
-from babeltune.data.file_readers import BLANK, EMPTY_SIDE, ZERO_BYTE, Fault, not_utf8, numbered, refuse_broken
+from babeltune.data.file_readers import BLANK, EMPTY_SIDE, ZERO_BYTE, Fault, not_utf8, numbered_lines, refuse_broken
 from babeltune.errors import DataError
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def _text_lines(path: Path, lines: Lines, codec: str | None, column: str | None 
     """The lines of the file that are text, or the texts of its column; all are counted."""
     column = column or only_column(str(path), codec)
     with warned_while_waiting(path) as begun:
-        rows: Iterator[tuple[int, Any]] = numbered(path, hashlib.sha256(), LONGEST, codec)
+        rows: Iterator[tuple[int, Any]] = numbered_lines(path, hashlib.sha256(), LONGEST, codec)
         if column is not None:
             rows = pair_rows(str(path), (column,), hashlib.sha256(), codec, LONGEST)
         for lines.number, raw in rows:

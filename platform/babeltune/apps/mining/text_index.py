@@ -18,9 +18,9 @@ import numpy as np
 
 from babeltune.apps.mining.index import load_faiss
 from babeltune.apps.mining.mine import Encoding, working
-from babeltune.apps.mining.rows import Rows
+from babeltune.apps.mining.rows import UnitRows
 from babeltune.apps.mining.sentences import Lines, Sentences, read_files
-from babeltune.apps.mining.vectors import Model, embed
+from babeltune.apps.mining.vectors import EncodingModel, embed
 from babeltune.data.arrays import parts
 from babeltune.data.stored_arrays import open_matrix
 from babeltune.errors import DataError, MisfitError, SpecError
@@ -110,7 +110,7 @@ class SearchResult:
     """The nearest first."""
 
 
-def build_index(model: Model, name: str, files: Sequence[Path], out: Path, encoding: Encoding) -> Indexed:
+def build_index(model: EncodingModel, name: str, files: Sequence[Path], out: Path, encoding: Encoding) -> Indexed:
     """Writes the folder, and returns what was done. `name` is what the model was called.
 
     A text that stands in several places is one. A text with a zero vector has no cosine: it is left out and counted.
@@ -128,7 +128,7 @@ def build_index(model: Model, name: str, files: Sequence[Path], out: Path, encod
         encoding.progress("reading", 1, 1)
         first = places[np.unique(ids, return_index=True)[1]]
         tell = partial(encoding.progress, "encoding texts")
-        rows = Rows(open_matrix(*embed(texts, model, encoding.storage / "vectors", work, progress=tell)))
+        rows = UnitRows(open_matrix(*embed(texts, model, encoding.storage / "vectors", work, progress=tell)))
         record = Record(
             model=model.folder if Path(name).is_dir() else name,
             folder=model.folder,
@@ -154,7 +154,7 @@ def build_index(model: Model, name: str, files: Sequence[Path], out: Path, encod
 
 
 def _fill(
-    draft: Path, record: Record, rows: Rows, texts: Sentences, first: NDArray[np.int64], progress: Progress
+    draft: Path, record: Record, rows: UnitRows, texts: Sentences, first: NDArray[np.int64], progress: Progress
 ) -> Record:
     """Writes the vectors and the texts, those with a zero vector left out, and returns the record with the sizes."""
     import pyarrow as pa
@@ -209,7 +209,7 @@ def check_fit(index: TextIndex, folder: str, name: str) -> Fit:
     Raises `MisfitError`, which names the next step, if a canary sentence has a lower cosine than `LEAST`."""
     record = index.record
     language = record.language if record.language in routes_of(Path(folder)) else None
-    model = Model(folder, "", record.prompt, language)
+    model = EncodingModel(folder, "", record.prompt, language)
     fit = fit_of(index.canary, model.encode, Path(folder))
     if fit.cosine < LEAST:
         old = record.folder if name == record.model else record.model  # an alias may have moved since
@@ -221,9 +221,9 @@ def check_fit(index: TextIndex, folder: str, name: str) -> Fit:
     return fit
 
 
-def nearest_texts(index: TextIndex, model: Model, query: str, top: int) -> list[Hit]:
+def nearest_texts(index: TextIndex, model: EncodingModel, query: str, top: int) -> list[Hit]:
     """The texts nearest to the query, the best first. Raises `SpecError` for a query whose vector is zero."""
-    unit = Rows(model.encode([query])).block(0, 1).numpy()
+    unit = UnitRows(model.encode([query])).block(0, 1).numpy()
     if not unit.any():
         raise SpecError(f"the query {query!r} has a zero vector: the model knows no word of it; ask with other words")
     scores, numbers = np.zeros(0, np.float32), np.zeros(0, np.int64)

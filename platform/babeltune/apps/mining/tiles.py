@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from babeltune.apps.mining.rows import Rows
+from babeltune.apps.mining.rows import UnitRows
 from babeltune.apps.mining.topk_keys import EMPTY, cosine_of, empty, index_of, merge, pack
 from babeltune.errors import DataError
 from babeltune.evaluation.knn import UNDEFINED, Matches, Neighbours, cosines, full_precision, narrowed
@@ -41,7 +41,7 @@ Precision = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True)
-class Block:
+class Tile:
     """A rectangle of the cosines of all left with all right sentences."""
 
     rows: tuple[int, int]
@@ -59,7 +59,7 @@ class Candidates:
     forward: Int[Tensor, "left kept"]
     backward: Int[Tensor, "right kept"]
 
-    def add(self, part: Candidates, block: Block) -> None:
+    def add(self, part: Candidates, block: Tile) -> None:
         """Merges what one block found. Blocks that share no cosine may come in any order."""
         pairs = ((self.forward, part.forward, block.rows), (self.backward, part.backward, block.columns))
         for best, new, (start, stop) in pairs:
@@ -72,13 +72,13 @@ def nothing(left: int, right: int, k: int, precision: Precision = "fp32", *, bot
     return Candidates(empty(left, min(depth, right)), empty(right, min(depth, left) if both else 0))
 
 
-def blocks(left: int, right: int, size: tuple[int, int] = TILE) -> Iterator[Block]:
+def blocks(left: int, right: int, size: tuple[int, int] = TILE) -> Iterator[Tile]:
     """The grid, row by row."""
     for row, column in itertools.product(range(0, left, size[0]), range(0, right, size[1])):
-        yield Block((row, min(row + size[0], left)), (column, min(column + size[1], right)))
+        yield Tile((row, min(row + size[0], left)), (column, min(column + size[1], right)))
 
 
-def check(left: Rows, right: Rows, k: int) -> None:
+def check(left: UnitRows, right: UnitRows, k: int) -> None:
     """Raises `DataError` for what cannot be compared."""
     if left.dim != right.dim:
         raise DataError(f"vectors of {left.dim} and of {right.dim} dimensions; encode both sides with one model")
@@ -91,10 +91,10 @@ def check(left: Rows, right: Rows, k: int) -> None:
 
 @torch.inference_mode()
 def scan(
-    left: Rows,
-    right: Rows,
+    left: UnitRows,
+    right: UnitRows,
     candidates: Candidates,
-    block: Block,
+    block: Tile,
     *,
     precision: Precision = "fp32",
     tile: tuple[int, int] | None = None,
@@ -133,7 +133,7 @@ def scan(
 class _Columns:
     """The right factors of one scan. A GPU keeps them from one row of tiles to the next, if they are few."""
 
-    def __init__(self, right: Rows, span: tuple[int, int], width: int, precision: Precision) -> None:
+    def __init__(self, right: UnitRows, span: tuple[int, int], width: int, precision: Precision) -> None:
         self._right, self._last, self._width, self._precision = right, span[1], width, precision
         self._keeps = torch.cuda.is_available() and (span[1] - span[0]) * right.dim * 4 <= RESIDENT
         self._factors: dict[int, Tensor] = {}
@@ -218,7 +218,7 @@ def _improve(
     best[changed] = merge(best[changed], keys, k=depth)
 
 
-def settle(left: Rows, right: Rows, candidates: Candidates, k: int, precision: Precision = "fp32") -> Matches:
+def settle(left: UnitRows, right: UnitRows, candidates: Candidates, k: int, precision: Precision = "fp32") -> Matches:
     """The k nearest of all candidates that are not zero vectors. Those are computed again whose order rounding could
     have decided."""
     forward = settled(left, right, candidates.forward, k, precision)
@@ -227,7 +227,7 @@ def settle(left: Rows, right: Rows, candidates: Candidates, k: int, precision: P
 
 @torch.inference_mode()
 def settled(
-    queries: Rows, candidates: Rows, keys: Int[Tensor, "n kept"], k: int, precision: Precision = "fp32"
+    queries: UnitRows, candidates: UnitRows, keys: Int[Tensor, "n kept"], k: int, precision: Precision = "fp32"
 ) -> Neighbours:
     """`settle` of one direction: the k nearest of the candidates of all queries."""
     k = min(k, len(candidates))
@@ -251,18 +251,20 @@ def settled(
     return narrowed(Neighbours(cosine_of(best), index_of(best)))
 
 
-def _again(x: Float[Tensor, "rows dim"], candidates: Rows, k: int, precision: Precision) -> Int[Tensor, "rows k"]:
+def _again(x: Float[Tensor, "rows dim"], candidates: UnitRows, k: int, precision: Precision) -> Int[Tensor, "rows k"]:
     """The k nearest of all candidates, in the next higher precision."""
     if precision == "fp32":
         return searched(x, candidates, k)
-    queries = Rows(x)
+    queries = UnitRows(x)
     nearest_again = nothing(len(x), len(candidates), k, both=False)
-    scan(queries, candidates, nearest_again, Block((0, len(x)), (0, len(candidates))))
+    scan(queries, candidates, nearest_again, Tile((0, len(x)), (0, len(candidates))))
     nearest = settled(queries, candidates, nearest_again.forward, k)
     return pack(nearest.cosine, nearest.index)
 
 
-def exact(x: Float[Tensor, "rows dim"], candidates: Rows, keys: Int[Tensor, "rows kept"]) -> Int[Tensor, "rows kept"]:
+def exact(
+    x: Float[Tensor, "rows dim"], candidates: UnitRows, keys: Int[Tensor, "rows kept"]
+) -> Int[Tensor, "rows kept"]:
     """The same candidates with cosines summed in fp64, each pair by itself, so that equal vectors tie."""
     index = index_of(keys).clamp(min=0)
     y = candidates.take(index.view(-1)).view(*index.shape, x.shape[1])
@@ -271,7 +273,7 @@ def exact(x: Float[Tensor, "rows dim"], candidates: Rows, keys: Int[Tensor, "row
     return torch.where(defined, pack(cosine, index), EMPTY).sort(dim=1, descending=True).values
 
 
-def searched(x: Float[Tensor, "rows dim"], candidates: Rows, k: int) -> Int[Tensor, "rows k"]:
+def searched(x: Float[Tensor, "rows dim"], candidates: UnitRows, k: int) -> Int[Tensor, "rows k"]:
     """The k nearest of all candidates by products in fp64, for the few rows with many nearly equal ones."""
     best = empty(len(x), k)
     width = TILE[1]

@@ -34,7 +34,7 @@ Texts = Sentences | list[str]  # different sentences, on disk or in memory
 
 
 @dataclass(frozen=True)
-class Model:
+class EncodingModel:
     """A model's folder, and how its sentences are given to it."""
 
     folder: str
@@ -55,7 +55,7 @@ class Model:
         return int(self.encode(["dimension"]).shape[1])
 
 
-def model_at(folder: str, *, prompt: str | None = None, language: str | None = None) -> Model:
+def model_at(folder: str, *, prompt: str | None = None, language: str | None = None) -> EncodingModel:
     """A model that encodes sentences, from its folder, with its prompt or another one.
 
     A model with layers for each language encodes one `language`. Raises `DataError` for a language that it has no
@@ -67,7 +67,7 @@ def model_at(folder: str, *, prompt: str | None = None, language: str | None = N
     if language is not None and (language := match(written := language, routes)) is None:
         allowed = f"; there are {', '.join(routes)}{nearest(written, routes)}" if routes else "; leave it out"
         raise DataError(f"the model {folder} has no layers for the language {written!r}{allowed}")
-    return Model(folder, folder_digest(Path(folder)), prompt, language)
+    return EncodingModel(folder, folder_digest(Path(folder)), prompt, language)
 
 
 _loaded = lru_cache(maxsize=1)(encoder_of)  # the model of this process
@@ -75,7 +75,7 @@ _loaded = lru_cache(maxsize=1)(encoder_of)  # the model of this process
 
 def embed(
     sentences: Texts,
-    model: Model,
+    model: EncodingModel,
     root: Path,
     work: Path,
     *,
@@ -102,7 +102,7 @@ def embed(
     return folders
 
 
-def encode_shard(model: Model, texts_file: str, root: str) -> int:
+def encode_shard(model: EncodingModel, texts_file: str, root: str) -> int:
     """Builds the store of the texts in a file, anywhere that sees it; returns how many there are."""
     texts = read_texts(texts_file)
 
@@ -119,7 +119,7 @@ def encode_shard(model: Model, texts_file: str, root: str) -> int:
     return len(texts)
 
 
-def _description(texts: Sequence[str], model: Model) -> dict[str, object]:
+def _description(texts: Sequence[str], model: EncodingModel) -> dict[str, object]:
     """The identity of the vectors, without the place of the model's folder."""
     return {"texts": digest_of_texts(texts), "model": {**asdict(model), "folder": ""}}
 

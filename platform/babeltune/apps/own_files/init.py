@@ -115,7 +115,7 @@ def is_left(folder: Path, draft: Path) -> bool:
     return both and filecmp.cmpfiles(draft, folder, names, shallow=False)[0] == names
 
 
-def folder_of(out: Path) -> Path:
+def split_folder(out: Path) -> Path:
     """The folder of the split files."""
     return out.with_name(f"{out.stem}_data")
 
@@ -134,7 +134,7 @@ def make_sweep(files: Sequence[str], collected: Collected, options: InitOptions)
     parts = split(groups)
     check_sets(parts, teacher)
     proposal = propose(parts, teacher, this_machine(), models_at_hand(Path(), options.out.parent))
-    out, folder = options.out, folder_of(options.out).absolute()
+    out, folder = options.out, split_folder(options.out).absolute()
     draft = draft_of(folder)
     text = sweep_yaml(sweep_name(out), str(out), folder, parts, proposal, [str(Path(name)) for name in files])
     written = [draft]
@@ -144,7 +144,7 @@ def make_sweep(files: Sequence[str], collected: Collected, options: InitOptions)
         write(parts, draft)
         write_json(draft / SCHEMA, json_schema("sweep"))
         if not is_left(folder, draft):
-            refuse_taken(out, folder_of(out))
+            refuse_taken(out, split_folder(out))
         written.append(folder)
         replace_folder(draft, folder)
         write_out(out, text.encode())

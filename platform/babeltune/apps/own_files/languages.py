@@ -92,7 +92,7 @@ def codes_in(value: str) -> list[str]:
     return [code for code in codes if code] if len(parts) == 2 and all(codes) else []
 
 
-def name_of(code: str) -> str:
+def english_name(code: str) -> str:
     """The language's name in English."""
     import langcodes
 

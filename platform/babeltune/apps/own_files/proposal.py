@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from babeltune.apps.own_files.splits import Group
+from babeltune.apps.own_files.splits import LanguageSet
 from babeltune.errors import DataError
 from babeltune.models.hub import baseline_row
 from babeltune.planning.rules import can_be_row
@@ -22,19 +22,19 @@ MOST_BASELINES = 3  # baselines that are proposed: each encodes all dev sets
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class MachineFacts:
     """The facts by which a budget and a student are chosen."""
 
     cores: int
     gpu: bool  # whether torch sees one
 
 
-def this_machine() -> Machine:
+def this_machine() -> MachineFacts:
     """The machine that `init` runs on."""
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine(cores=cores, gpu=torch.cuda.is_available())
+    return MachineFacts(cores=cores, gpu=torch.cuda.is_available())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def teacher_of(model: str | None, languages: Sequence[str], knows: Sequence[str]
     return Teacher(model=model, languages=tuple(english or languages))
 
 
-def check_sets(groups: Sequence[Group], teacher: Teacher) -> None:
+def check_sets(groups: Sequence[LanguageSet], teacher: Teacher) -> None:
     """`DataError` for a set whose languages the teacher does not know: nothing could be learnt from its rows."""
     for group in groups:
         if not any(known_by(language, teacher.languages) for language in group.texts):
@@ -90,7 +90,9 @@ def baselines_among(models: Iterable[str], teacher: Teacher) -> tuple[str, ...]:
     return tuple(baselines.values())[:MOST_BASELINES]
 
 
-def propose(groups: Sequence[Group], teacher: Teacher, machine: Machine, models: Iterable[str] = ()) -> Proposal:
+def propose(
+    groups: Sequence[LanguageSet], teacher: Teacher, machine: MachineFacts, models: Iterable[str] = ()
+) -> Proposal:
     """The sweep for these rows on this machine, where these models are at hand."""
     languages = dict.fromkeys(language for group in groups for language in group.texts)
     rows = sum(group.size("train") for group in groups)

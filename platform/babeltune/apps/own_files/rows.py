@@ -21,11 +21,11 @@ from babeltune.apps.own_files.languages import (
     alpha3,
     code_in,
     codes_in,
+    english_name,
     language_of,
-    name_of,
 )
 from babeltune.apps.own_files.tables import Table
-from babeltune.data.file_readers import MAX_BROKEN, MAX_LINE_BYTES, numbered, refuse_broken
+from babeltune.data.file_readers import MAX_BROKEN, MAX_LINE_BYTES, numbered_lines, refuse_broken
 from babeltune.data.language_id import labels_of, likeliest, model, strangers
 from babeltune.data.sources import Rows, read_source
 from babeltune.data.text_keys import text_key
@@ -187,14 +187,14 @@ def user_columns(table: Table, by_language: Mapping[str, str], notes: list[str])
     refuse_unknown("--columns", by_language)
     columns: dict[str, str] = {}
     for language, column in by_language.items():
-        numbered = column.isdigit() and int(column) < len(table.columns)
-        if column not in table.columns and not numbered:
+        numbered_lines = column.isdigit() and int(column) < len(table.columns)
+        if column not in table.columns and not numbered_lines:
             offered = f"{_values(table)}{nearest(column, table.columns)}{_about_header(table)}"
             raise DataError(f"{table.name}: no column {shortened(column)}; columns: {offered}")
         column = column if column in table.columns else table.columns[int(column)]
         seen = language_of(table.column(column))
         if seen.code and not agree(language, seen):
-            says = f"--columns says that {shortened(column)} is {language} ({name_of(language)})"
+            says = f"--columns says that {shortened(column)} is {language} ({english_name(language)})"
             todo = f"if so, say --columns {seen.code}={column}"
             notes.append(f"{table.name}: {says}, and it reads as {seen.words}; {todo}")
         columns[alpha3(language)] = column
@@ -354,7 +354,7 @@ def aligned(tables: Sequence[Table]) -> list[list[Table]]:
 
 def count_lines(table: Table) -> int:
     """How many lines the file has."""
-    return sum(1 for _ in numbered(Path(table.path), hashlib.sha256(), MAX_LINE_BYTES, table.encoding))
+    return sum(1 for _ in numbered_lines(Path(table.path), hashlib.sha256(), MAX_LINE_BYTES, table.encoding))
 
 
 def language_of_file(table: Table) -> str:

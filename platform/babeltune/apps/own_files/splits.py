@@ -31,7 +31,7 @@ SEEDS = {"test": 1, "dev": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class LanguageSet:
     """All rows of one set of languages, from whichever files."""
 
     texts: dict[str, list[str]]
@@ -82,7 +82,7 @@ def large_enough(groups: Sequence[dict[str, list[str]]], notes: list[str]) -> li
     return [texts for texts in groups if sizes["-".join(texts)] >= LEAST_ROWS]
 
 
-def split(groups: Sequence[dict[str, list[str]]]) -> list[Group]:
+def split(groups: Sequence[dict[str, list[str]]]) -> list[LanguageSet]:
     """The splits of each group. Raises `DataError` for one whose rows nearly all share texts."""
     blocks = [pairs for number, texts in enumerate(groups) for pairs in _blocks(number, texts)]
     owner = [number for number, texts in enumerate(groups) for _ in range(len(texts) - 1)]
@@ -102,11 +102,11 @@ def split(groups: Sequence[dict[str, list[str]]]) -> list[Group]:
             whole[block.rows[part]] = True
             chosen[name].append(whole)
             mask |= whole
-    by_languages = list[Group]()
+    by_languages = list[LanguageSet]()
     for number, texts in enumerate(groups):
         first = owner.index(number)
         splits = {"train": ~held_out[first], "dev": chosen["dev"][first], "test": chosen["test"][first]}
-        by_languages.append(Group(texts=texts, splits=splits))
+        by_languages.append(LanguageSet(texts=texts, splits=splits))
     for group, name in itertools.product(by_languages, SEEDS):
         if group.size(name) < LEAST:
             held = f"only {plural(group.size(name), 'row')} can be held out as {name}"
@@ -136,7 +136,7 @@ def _blocks(number: int, texts: Mapping[str, list[str]]) -> list[Block]:
     ]
 
 
-def write(groups: Sequence[Group], folder: Path) -> None:
+def write(groups: Sequence[LanguageSet], folder: Path) -> None:
     """Writes each split as a TSV with a header, such as `train.fra-eng.tsv`; tabs and line breaks become blanks."""
     for group, name in itertools.product(groups, ("train", "dev", "test")):
         rows = group.rows(name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import yaml
 
 from babeltune.apps.own_files.proposal import Proposal
-from babeltune.apps.own_files.splits import Group
+from babeltune.apps.own_files.splits import LanguageSet
 from babeltune.errors import plural
 from babeltune.schema.document import read_document
 from babeltune.schema.paths import shipped_file
@@ -55,7 +55,7 @@ def _lines(values: Mapping[str, object]) -> list[str]:
     return [f"  {entry.strip()[1:-1]}" for entry in entries]
 
 
-class Shape(NamedTuple):
+class ProposedStudent(NamedTuple):
     """A student that is proposed: its name, a comment, and its fields in the sweep file."""
 
     name: str
@@ -64,13 +64,13 @@ class Shape(NamedTuple):
 
 
 STUDENTS = {
-    False: Shape(
+    False: ProposedStudent(
         "static",
         "# A static student trains and encodes at a fraction of a Transformer's cost, and needs no GPU. For a\n"
         "# Transformer: docs/how-to/choose-a-student.md.",
         "kind: static, width: 512",
     ),
-    True: Shape(
+    True: ProposedStudent(
         "Transformer",
         "# A small Transformer from scratch, for this machine's GPU: word order matters to it. A static student needs\n"
         "# no GPU, and encodes faster: docs/how-to/choose-a-student.md.",
@@ -86,7 +86,7 @@ def cluster_option(proposal: Proposal) -> str:
 
 
 def sweep_yaml(
-    name: str, file: str, folder: Path, groups: Sequence[Group], proposal: Proposal, arguments: Sequence[str]
+    name: str, file: str, folder: Path, groups: Sequence[LanguageSet], proposal: Proposal, arguments: Sequence[str]
 ) -> str:
     """The text of the sweep file. `folder` holds the split files, `given` are the user's files."""
     here = shlex.quote(file) + cluster_option(proposal)
@@ -128,7 +128,7 @@ teacher: {{model: {quoted(proposal.teacher.model)}, languages: [{knows}]}}
 {training(name, groups, proposal)}"""
 
 
-def training(name: str, groups: Sequence[Group], proposal: Proposal) -> str:
+def training(name: str, groups: Sequence[LanguageSet], proposal: Proposal) -> str:
     """The length of a trial, the search with its budget, what is kept, and what a promoted model must reach."""
     precision = ", precision: bf16" if proposal.gpu else ""
     points = "" if proposal.gpu else ", first_points: margin"
@@ -164,7 +164,7 @@ def bought(proposal: Proposal) -> str:
 baselines: [{", ".join(map(quoted, proposal.baselines))}]"""
 
 
-def sources(split: str, groups: Sequence[Group]) -> str:
+def sources(split: str, groups: Sequence[LanguageSet]) -> str:
     """The entries of `train`, `dev` or `test`. All sets are named `mine`, so that they are one set in several files."""
     lines = []
     for group in groups:

@@ -27,7 +27,7 @@ from babeltune.data.file_readers import (
     is_title,
     json_object,
     named_delimiter,
-    numbered,
+    numbered_lines,
     refuse_broken,
 )
 from babeltune.data.quotation_marks import QUOTED
@@ -155,7 +155,7 @@ def named_sheet(file: str, path: Path) -> tuple[Path, str | None]:
 
 def first_lines(path: Path, encoding: str | None) -> tuple[str, list[str]]:
     """The delimiter that Excel's line `sep=;` names, and the first lines less broken ones."""
-    delimiter, lines = named_delimiter(numbered(path, hashlib.sha256(), LINE_CHARACTERS, encoding))
+    delimiter, lines = named_delimiter(numbered_lines(path, hashlib.sha256(), LINE_CHARACTERS, encoding))
     some = itertools.islice(lines, SAMPLE_LINES)
     return delimiter, [raw.decode(errors="replace") for _, raw in some if not isinstance(raw, Fault)]
 
@@ -308,7 +308,7 @@ def _units(file: str, path: Path, format_: translation_files.Format, encoding: s
     """A translation file: a column for each language."""
     units = translation_files.units(path, format_, hashlib.sha256(), LINE_CHARACTERS, encoding)
     some = list(itertools.islice(units, SAMPLE_LINES))
-    columns = tuple(translation_files.languages_of(some))
+    columns = tuple(translation_files.unit_languages(some))
     texts = [unit for _, unit in some if not isinstance(unit, Fault)]
     if not texts:
         reasons = Counter(unit.reason for _, unit in some if isinstance(unit, Fault))

@@ -22,7 +22,7 @@ from babeltune.models.hub import ROUTED, open_model, prompt_of, routes_of
 from babeltune.planning.sweep_file import REGISTERED
 from babeltune.promotion.evaluate import weights_of
 from babeltune.promotion.model_names import trial_of
-from babeltune.promotion.readers import Reader, is_graph, reader_of
+from babeltune.promotion.readers import FolderReader, is_graph, reader_of
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.sync.view import StorageView
 from babeltune.tracking.registry import champion_of
@@ -51,7 +51,7 @@ class Encoded:
         return Encoded(self.vectors[start:end], self.tokens[start:end], self.cut[start:end])
 
 
-class Encoder(Protocol):
+class ServedEncoder(Protocol):
     """The encoder of the server. One thread calls it."""
 
     dim: int
@@ -61,7 +61,7 @@ class Encoder(Protocol):
         """The vectors of the texts, in their order."""
 
 
-class StaticEncoder:
+class ServedTable:
     """A static model, without the steps of `SentenceTransformer.encode` that only others need."""
 
     quick = True
@@ -105,7 +105,7 @@ class TransformerEncoder:
 class ExportEncoder:
     """A folder of `export`: a table, or a graph."""
 
-    def __init__(self, reader: Reader, table: bool) -> None:
+    def __init__(self, reader: FolderReader, table: bool) -> None:
         self.reader, self.quick = reader, table
         self.dim = self.encode(["dimension"]).vectors.shape[1]
 
@@ -117,7 +117,7 @@ class ExportEncoder:
         return Encoded(vectors, [len(each.ids) for each in read], [bool(each.overflowing) for each in read])
 
 
-def encoder_of(folder: str, name: str) -> Encoder:
+def encoder_of(folder: str, name: str) -> ServedEncoder:
     """The encoder of a sentence-transformers folder, or of one of `export`. Raises `TeacherError`, and `SpecError` for
     a model with layers for each language."""
     reader = reader_of(Path(folder))
@@ -127,14 +127,14 @@ def encoder_of(folder: str, name: str) -> Encoder:
         raise SpecError(f"{name} {ROUTED}")
     model = open_model(folder)
     static = type(next(iter(model))).__name__ == "StaticEmbedding"
-    return StaticEncoder(model) if static else TransformerEncoder(model)
+    return ServedTable(model) if static else TransformerEncoder(model)
 
 
 @dataclass(frozen=True)
-class Piece:
+class RequestPart:
     """Texts of one request that are encoded together."""
 
-    encoder: Encoder
+    encoder: ServedEncoder
     texts: list[str]
     done: asyncio.Future[Encoded]
 
@@ -147,11 +147,11 @@ class Batches:
         """Texts that no batch has yet."""
         self.sizes: Callable[[int], object] = lambda size: None
         """Called with the number of texts of each batch."""
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[RequestPart] = deque()
         self._running: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1)
 
-    async def encode(self, encoder: Encoder, texts: list[str]) -> Encoded:
+    async def encode(self, encoder: ServedEncoder, texts: list[str]) -> Encoded:
         """The vectors of the texts, in their order, all by this encoder."""
         parts = [await self._piece(encoder, texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)]
         if len(parts) == 1:
@@ -162,8 +162,8 @@ class Batches:
             [cut for part in parts for cut in part.cut],
         )
 
-    async def _piece(self, encoder: Encoder, texts: list[str]) -> Encoded:
-        piece = Piece(encoder, texts, asyncio.get_running_loop().create_future())
+    async def _piece(self, encoder: ServedEncoder, texts: list[str]) -> Encoded:
+        piece = RequestPart(encoder, texts, asyncio.get_running_loop().create_future())
         self._pieces.append(piece)
         self.waiting += len(texts)
         if self._running is None:
@@ -188,9 +188,9 @@ class Batches:
                     piece.done.set_exception(result)
         self._running = None
 
-    def _next(self) -> list[Piece]:
+    def _next(self) -> list[RequestPart]:
         """The pieces that came first and go to one encoder, up to `BATCH` texts."""
-        batch, size = list[Piece](), 0
+        batch, size = list[RequestPart](), 0
         while self._pieces and (not batch or self._pieces[0].encoder is batch[0].encoder):
             if size + len(self._pieces[0].texts) > BATCH:
                 break
@@ -202,7 +202,7 @@ class Batches:
         return batch
 
 
-def encode_all(batch: Sequence[Piece]) -> list[Encoded | Exception]:
+def encode_all(batch: Sequence[RequestPart]) -> list[Encoded | Exception]:
     """The result of each piece. If the batch fails, each is encoded alone, so that one text fails no other's."""
     encoder, texts = batch[0].encoder, [text for piece in batch for text in piece.texts]
     try:
@@ -226,7 +226,7 @@ class Served:
         self.version, self.encoder = self._load(self._version_now())
         """The registered version, which is empty if the name is no alias, and its encoder."""
 
-    def newer(self) -> tuple[str, Encoder] | None:
+    def newer(self) -> tuple[str, ServedEncoder] | None:
         """The version that the alias names now, loaded, if it is another one. Raises `BabeltuneError`."""
         version = self._version_now()
         return None if version == self.version else self._load(version)
@@ -239,7 +239,7 @@ class Served:
         version = champion_of(self.cluster.mlflow, name, alias)
         return "" if version is None else version.version
 
-    def _load(self, version: str) -> tuple[str, Encoder]:
+    def _load(self, version: str) -> tuple[str, ServedEncoder]:
         view = StorageView(self.cluster)
         trial = trial_of(self.source, view.folder)
         with weights_of(self.source, trial, view) as (_, folder):

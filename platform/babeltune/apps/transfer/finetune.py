@@ -32,7 +32,7 @@ EVALUATION_TOKENS = 8_192  # padded tokens that are scored together
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class FineTuning:
     """How the head and the encoder are trained; XTREME's for models of base size."""
 
     epochs: int | None = None
@@ -61,7 +61,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text:
+class ExampleFile:
     """A file of examples that was read."""
 
     path: str
@@ -72,7 +72,7 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DevText(Text):
+class DevText(ExampleFile):
     """The English dev file."""
 
     scores: list[float]
@@ -87,10 +87,10 @@ class TransferRecord:
     model: str
     model_digest: str
     """SHA-256 over the model's files."""
-    settings: Settings
-    train: Text
+    settings: FineTuning
+    train: ExampleFile
     dev: DevText | None
-    tests: dict[str, Text]
+    tests: dict[str, ExampleFile]
     """Language -> its file."""
     losses: list[float]
     """The training loss, mean over each epoch's steps."""
@@ -118,7 +118,7 @@ def transfer(
     task: Task,
     train: Examples,
     tests: Mapping[str, Examples],
-    settings: Settings,
+    settings: FineTuning,
     *,
     dev: Examples | None = None,
     progress: Callable[[int, int, float], None] = lambda epoch, of, loss: None,
@@ -131,7 +131,7 @@ def transfer(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
-        model, tokenizer, longest = load(backbone_folder(folder), task, settings.max_tokens)
+        model, tokenizer, longest = load_encoder_with_head(backbone_folder(folder), task, settings.max_tokens)
         model.to(device)
 
         def scored(examples: Examples) -> dict[str, float]:
@@ -158,7 +158,7 @@ def backbone_folder(folder: Path) -> Path:
     return folder / str(first["path"])
 
 
-def load(folder: Path, task: Task, max_tokens: int | None) -> tuple[Any, Any, int]:
+def load_encoder_with_head(folder: Path, task: Task, max_tokens: int | None) -> tuple[Any, Any, int]:
     """The encoder under a new head, drawn from torch's random state, the tokenizer, and where inputs are cut."""
     from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
@@ -264,7 +264,7 @@ def fit(
     model: Any,
     tokenizer: Any,
     pieces: Sequence[Piece],
-    settings: Settings,
+    settings: FineTuning,
     epochs: int,
     judge: Callable[[], float] | None,
     progress: Callable[[int, int, float], None],

@@ -27,8 +27,8 @@ from babeltune.schema.trial_names import trial_name, trial_number
 from babeltune.storage.mirror import Mirror
 from babeltune.sweep.state.examples import (
     EXAMPLES,
-    Examples,
     ExampleSentence,
+    ExampleSentences,
     LanguageAlignment,
     Similarities,
     read_examples,
@@ -81,7 +81,7 @@ def examples_at_the_end(folder: SweepFolder, where: StorageLocation | None) -> I
 
     yield begin
     for each in begun:
-        folder.write(EXAMPLES, each if isinstance(each, Examples) else _or_why_not(partial(_result, each)))
+        folder.write(EXAMPLES, each if isinstance(each, ExampleSentences) else _or_why_not(partial(_result, each)))
 
 
 def make_missing_examples(
@@ -107,7 +107,7 @@ def _or_why_not(make: Callable[[], Any]) -> Any:
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
         words = " ".join(str(cause).split())[:300]
         is_ours = isinstance(cause, DataError | SweepError)
-        return Examples(missing=words if is_ours else f"{type(cause).__name__}: {words}")
+        return ExampleSentences(missing=words if is_ours else f"{type(cause).__name__}: {words}")
 
 
 def _call_for_winner(folder: SweepFolder, where: StorageLocation | None, call: Callable[..., Any]) -> Any:
@@ -133,10 +133,10 @@ def _call_for_winner(folder: SweepFolder, where: StorageLocation | None, call: C
     return call(where, key, make_examples, where, request, None if where else read_prepared(folder.prepared))
 
 
-def _result(task: Any) -> Examples:
+def _result(task: Any) -> ExampleSentences:
     """The result of the task, within `TIMEOUT_S`."""
     try:
-        examples: Examples = ray.get(task, timeout=TIMEOUT_S)
+        examples: ExampleSentences = ray.get(task, timeout=TIMEOUT_S)
         return examples
     except ray.exceptions.GetTimeoutError as error:
         with suppress(Exception):  # Ray ends soon, and the task with it
@@ -147,7 +147,7 @@ def _result(task: Any) -> Examples:
 # --- In the task ---------------------------------------------------------------------------------------------------
 
 
-def make_examples(where: StorageLocation | None, request: ExampleRequest, prepared: Prepared) -> Examples:
+def make_examples(where: StorageLocation | None, request: ExampleRequest, prepared: Prepared) -> ExampleSentences:
     """The examples, by the untrained student and by the checkpoint. Raises `DataError` for a sweep without any."""
     place = Path(request.place)
     if where is not None:
@@ -175,7 +175,7 @@ def make_examples(where: StorageLocation | None, request: ExampleRequest, prepar
         )
         for number, text in enumerate(texts)
     )
-    return Examples(
+    return ExampleSentences(
         trial=trial_name(request.trial.number),
         report=request.report,
         dev_set=dev_set,

@@ -64,7 +64,7 @@ class Pasha:
 
 
 @dataclass
-class ExpectedRegret:
+class RegretRule:
     """Stops a trial when little is lost by it: when its last report is expected to gain less than `regret`.
 
     A line through the trials that made all reports says where a value at this report leads, and how surely. The gain is
@@ -108,5 +108,5 @@ def expected_improvement(mean: float, deviation: float, best: float) -> float:
 def rule_of(scheduler: Scheduler, reports: int) -> Stopping:
     """The rule that the section `scheduler` names, for trials of `reports` reports."""
     if isinstance(scheduler, search.ExpectedRegret):
-        return ExpectedRegret(reports, scheduler.grace, scheduler.regret, scheduler.finished)
+        return RegretRule(reports, scheduler.grace, scheduler.regret, scheduler.finished)
     return Pasha(grace=scheduler.grace, reduction=scheduler.reduction, reports=reports)

@@ -42,7 +42,7 @@ class TrialConfig(TypedDict):
     objectives: list[str]
 
 
-class Follower:
+class TrialFollower:
     """Makes Tune's results of one trial's messages."""
 
     def __init__(self, dispatcher: DispatcherClient, trial: str, objectives: list[str]) -> None:
@@ -115,7 +115,7 @@ class MethodTrial(tune.Trainable):  # type: ignore[misc]
         self._pool = self._open.enter_context(WorkerPool(settings))
         self._pool.dispatcher.offer(assignment.name, assignment)
         objectives = [objective.metric for objective in sweep.objectives]
-        self._follower = Follower(self._pool.dispatcher, assignment.name, objectives)
+        self._follower = TrialFollower(self._pool.dispatcher, assignment.name, objectives)
 
     def step(self) -> dict[str, object]:
         """The trial's next report. Raises `SweepError` with the reason of a trial that failed."""
@@ -143,7 +143,7 @@ class LocalActors:
 
     def __init__(self, dispatcher: DispatcherClient) -> None:
         self._dispatcher = dispatcher
-        self._followers: dict[TrackedActor, Follower] = {}
+        self._followers: dict[TrackedActor, TrialFollower] = {}
         self._live_actors_to_ray_actors_resources: dict[TrackedActor, tuple[None, None]] = {}
         """Tune's controller looks here for an actor's handle, and takes None for one that it cannot ask."""
         self._trials: dict[TrackedActor, str] = {}
@@ -179,7 +179,7 @@ class LocalActors:
         tracked = TrackedActor(uuid.uuid4().int, **callbacks)
         config = kwargs["config"]
         self._trials[tracked] = config["trial"]
-        self._followers[tracked] = Follower(self._dispatcher, config["trial"], config["objectives"])
+        self._followers[tracked] = TrialFollower(self._dispatcher, config["trial"], config["objectives"])
         self._live_actors_to_ray_actors_resources[tracked] = (None, None)
         self._events.append(lambda: self._tell(tracked._on_start, tracked))
         return tracked

@@ -49,7 +49,7 @@ class LanguageAlignment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examples:
+class ExampleSentences:
     """Example sentences of one dev set in several languages, by the untrained student and by the best checkpoint."""
 
     trial: str = ""
@@ -62,13 +62,13 @@ class Examples:
     missing: str = ""  # why there are none; empty if there are
 
 
-def read_examples(folder: SweepFolder) -> Examples:
+def read_examples(folder: SweepFolder) -> ExampleSentences:
     """The examples of the sweep. If there are none, `missing` says why."""
     values = folder.read(EXAMPLES)
     if values is None:
         why = f"{EXAMPLES} is damaged" if (folder.path / EXAMPLES).exists() else "the sweep has not ended since"
-        return Examples(missing=f"{why}; a sweep makes them when it ends, or `babeltune report`")
+        return ExampleSentences(missing=f"{why}; a sweep makes them when it ends, or `babeltune report`")
     try:
-        return TypeAdapter(Examples).validate_python(values)
+        return TypeAdapter(ExampleSentences).validate_python(values)
     except ValidationError:
-        return Examples(missing=f"{EXAMPLES} is of another version of babeltune")
+        return ExampleSentences(missing=f"{EXAMPLES} is of another version of babeltune")

@@ -144,7 +144,7 @@ def _unread_stores(storage: Storage, before: float) -> Iterator[Removal]:
         return [text(storage, at) for at in stores[names[name]] if at.endswith(".json")]
 
     def in_use() -> Collection[str]:
-        """All, while a sweep in preparation may have found an old store ready, or nobody can say what is read."""
+        """Stores that must stay: all, while a sweep is prepared that may use one, or if a sweep cannot be read."""
         with suppress(OSError):  # another user's sweep may not be read
             sweeps = storage.sweeps()
             if not any(may_prepare(storage, sweep) for sweep in sweeps):

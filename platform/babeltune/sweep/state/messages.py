@@ -189,7 +189,7 @@ class SubmissionOfAnyVersion(TypedDict):
 class Submission(SubmissionOfAnyVersion, total=False):
     """The line of the ledger with which a driver begins: what the sweep is from then on."""
 
-    # `NotRequired` would do, but is none where annotations are text
+    # `NotRequired` would do, but is not seen if annotations are text
     holder: Holder
 
 

@@ -43,7 +43,7 @@ def refit_of(folder: SweepFolder, *, top: int, length: str, seeds: int, one_star
     """The sweep that trains the best `top` settings of a sweep for this `length`, each with `seeds` seeds. With
     `one_start` all begin with the same weights.
 
-    Raises `SpecError` for a length that is none or below the sweep's own, and `SweepError` if nothing has finished."""
+    Raises `SpecError` for a length that is no number or below the sweep's, and `SweepError` if nothing has finished."""
     sweep = folder.with_rates(folder.sweep())  # a second of compute is as long as it was
     rows = best_settings(folder, top)
     numbers = tuple(sweep.seed + number for number in range(seeds))

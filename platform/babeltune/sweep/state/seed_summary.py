@@ -1,7 +1,7 @@
 """A table over seeds: a sweep's finished trials grouped by their settings, with mean and standard deviation.
 
-Pure: rows of the leaderboard go in, one `Group` per setting comes out. A trial counts with its best report by the first
-objective, as in the leaderboard."""
+Pure: rows of the leaderboard go in, one `SettingsRow` per setting comes out. A trial counts with its best report by the
+first objective, as in the leaderboard."""
 
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from babeltune.sweep.state.leaderboard import Row, best_first, leaderboard
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class SettingsRow:
     """One row of the table: a combination of searched values with its trials, or a baseline."""
 
     name: str = ""
@@ -31,21 +31,21 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class SettingsTable:
     """The table of `babeltune runs SWEEP --over seed`."""
 
     sweep: str
     over: tuple[str, ...]
     metrics: tuple[str, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[SettingsRow, ...]
     """Best first by the mean of the first metric."""
     left_out: dict[str, tuple[str, ...]]
     """Trials that are in no mean: by state, and `repeated` for those whose every setting an earlier one had."""
 
 
-def compare(
+def compare_settings(
     folder: SweepFolder, over: Collection[str], metrics: Iterable[str] = (), sort: str | None = None
-) -> Comparison:
+) -> SettingsTable:
     """Means of a sweep's finished trials, grouped by all settings except those in `over`, such as the seed.
 
     `sort` is the metric that comes first. Raises as `seed_groups` does."""
@@ -62,7 +62,7 @@ def seed_groups(
     over: Collection[str],
     metrics: Iterable[str] = (),
     sort: str | None = None,
-) -> Comparison:
+) -> SettingsTable:
     """The trials of sweep `name` in groups that differ in what is not in `over`, and the baselines.
 
     `metrics`, when none are given, are the objectives and every dev metric over all subsets; `sort`, or else the first
@@ -96,7 +96,7 @@ def seed_groups(
     ]
     summaries += [_group(columns, [scores], name=baseline) for baseline, scores in baselines.items()]
     order = best_first(sweep, by)
-    return Comparison(
+    return SettingsTable(
         sweep=name,
         over=tuple(over),
         metrics=columns,
@@ -112,11 +112,11 @@ def _group(
     name: str = "",
     settings: Mapping[str, Scalar] | None = None,
     trials: tuple[str, ...] = (),
-) -> Group:
+) -> SettingsRow:
     values = {
         metric: tuple(each[metric] for each in scores) for metric in columns if all(metric in each for each in scores)
     }
-    return Group(
+    return SettingsRow(
         name=name,
         settings=dict(settings or {}),
         trials=trials,
@@ -136,7 +136,7 @@ def _check(names: Iterable[str], allowed: Collection[str], problem: str) -> None
 # --- As text -------------------------------------------------------------------------------------------------------
 
 
-def cells(table: Comparison) -> list[list[str]]:
+def cells(table: SettingsTable) -> list[list[str]]:
     """The table as text: titles, then one row per group. Settings that all groups share are left out."""
     trained = [group for group in table.groups if not group.name]
     keys = sorted({key for group in trained for key in group.settings})
@@ -149,20 +149,20 @@ def cells(table: Comparison) -> list[list[str]]:
     return rows
 
 
-def _score(group: Group, metric: str) -> str:
+def _score(group: SettingsRow, metric: str) -> str:
     if metric not in group.mean:
         return "–"
     spread = group.deviation[metric]
     return f"{group.mean[metric]:.4f}" + ("" if spread is None else f" ± {spread:.4f}")
 
 
-def footnote(table: Comparison) -> str:
+def footnote(table: SettingsTable) -> str:
     """The trials that are in no mean, with the reason. Empty if every trial is in one."""
     text = ", ".join(f"{len(names)} {why} ({', '.join(names)})" for why, names in table.left_out.items())
     return f"left out: {text}" if text else ""
 
 
-def markdown(table: Comparison) -> str:
+def markdown(table: SettingsTable) -> str:
     """The table as GitHub shows it, with the footnote under it."""
     titles, *rows = [[cell.replace("|", "\\|") for cell in row] for row in cells(table)]
     lines = [f"| {' | '.join(row)} |" for row in (titles, ["---", *("--:" for _ in titles[1:])], *rows)]

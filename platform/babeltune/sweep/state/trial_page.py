@@ -43,7 +43,7 @@ class SetScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class TrialCost:
     """Pairs, seconds, workers and counted compute of a trial so far."""
 
     pairs: int
@@ -66,7 +66,7 @@ class TrialPage:
     """The number of the report with the best objective. Its checkpoint is what promotion takes."""
     scores: tuple[SetScores, ...]
     """Dev scores at that report, the set's mean before its language pairs."""
-    cost: Cost
+    cost: TrialCost
     checkpoint: Path | None
     """The folder of the best checkpoint, if it is on this machine."""
     removed: str | None
@@ -124,9 +124,9 @@ def scores_by_set(metrics: Mapping[str, float]) -> tuple[SetScores, ...]:
     return tuple(SetScores(name=name, subset=subset, scores=scores[name, subset]) for name, subset in shown)
 
 
-def _cost(reports: list[Report]) -> Cost:
+def _cost(reports: list[Report]) -> TrialCost:
     """The cost by the last report; nothing before the first."""
     if not reports:
-        return Cost(pairs=0, seconds=0.0, workers=1, compute_s=None)
+        return TrialCost(pairs=0, seconds=0.0, workers=1, compute_s=None)
     last, workers = reports[-1], int(reports[-1].facts.get("world_size") or 1)
-    return Cost(pairs=last.pairs, seconds=last.seconds, workers=workers, compute_s=last.metrics.get(COMPUTE))
+    return TrialCost(pairs=last.pairs, seconds=last.seconds, workers=workers, compute_s=last.metrics.get(COMPUTE))

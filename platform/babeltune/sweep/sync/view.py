@@ -76,7 +76,7 @@ PULSE = (OWNER, "state.json", STAGE)  # small records that change while a sweep 
 LOG = "driver.log"  # the driver's log. It only grows, as the ledger does, so that its new lines alone are downloaded.
 
 
-class Follower:
+class SweepFollower:
     """Keeps a mirror's copy of a sweep in step with the bucket while somebody reads it, such as `babeltune status -f`.
 
     Every two seconds it asks for a few records. If the ledger has new lines, it also asks how far each running trial
@@ -165,7 +165,7 @@ class StorageView:
         if self.mirror is None:
             return folder
         pull = functools.partial(self._pull, folder.id, without=OF_DRIVERS)
-        return replace(folder, refresh=Follower(self.mirror, folder.id, pull).refresh)
+        return replace(folder, refresh=SweepFollower(self.mirror, folder.id, pull).refresh)
 
     def _pull(self, sweep: str, without: Collection[str] = ()) -> None:
         assert self.mirror is not None

@@ -92,7 +92,7 @@ class Place(NamedTuple):
     device: str
 
 
-class Reporter:
+class DispatcherReporter:
     """A trial's connection to the dispatcher. Every rank calls `report` for every report."""
 
     def __init__(self, dispatcher: ray.actor.ActorHandle, trial: str, place: Place) -> None:
@@ -137,7 +137,7 @@ class Reporter:
         """A checkpoint is on the disk; there is nothing more to do."""
 
 
-RunTrial = Callable[[TrialAssignment, Reporter, int, int, str], None]
+RunTrial = Callable[[TrialAssignment, DispatcherReporter, int, int, str], None]
 """Trains the trial of an assignment on this rank, of so many, on this device (`run_trial.run`)."""
 
 
@@ -210,7 +210,7 @@ def _reason(error: Exception) -> str:
     return words + "".join(f"\n  {Path(f.filename).name}:{f.lineno} in {f.name}: {f.line}" for f in frames)
 
 
-def load(path: str) -> RunTrial:
+def import_function(path: str) -> RunTrial:
     """The function that an import path such as `babeltune.sweep.workers.run_trial:run` names."""
     module, _, name = path.partition(":")
     with uncollected():
@@ -233,7 +233,7 @@ def worker_loop(settings: WorkerSettings) -> None:
         if ray.get_gpu_ids() and not torch.cuda.is_available():
             answer_of(dispatcher.add_message.remote(NO_CUDA.format(node_words(node))))
         try:
-            run = load(settings["run_trial"])
+            run = import_function(settings["run_trial"])
         except Exception as error:
             why = f"cannot load {settings['run_trial']}: {_reason(error)}"
             answer_of(dispatcher.refuse.remote(worker_group, why, node))
@@ -259,7 +259,7 @@ def take_trials(
             raise ClusterError(f"worker group {name} restarts: it was asked to")
         if order.assignment is not None:
             state.clean(order.assignment.seed)
-            reporter = Reporter(dispatcher, order.trial, place)
+            reporter = DispatcherReporter(dispatcher, order.trial, place)
             try:
                 end = _attempt(run, order.assignment, reporter, place)
             except NodeError as unfit:
@@ -272,7 +272,7 @@ def take_trials(
                 raise ClusterError(f"worker group {name} restarts after trial {order.trial}: {why}")
 
 
-def _attempt(run: RunTrial, assignment: TrialAssignment, reporter: Reporter, place: Place) -> TrialEnd:
+def _attempt(run: RunTrial, assignment: TrialAssignment, reporter: DispatcherReporter, place: Place) -> TrialEnd:
     """Runs the trial and says how this rank left it. Of its exceptions, only those about this node are raised."""
     try:
         run(assignment, reporter, place.rank, place.world, place.device)

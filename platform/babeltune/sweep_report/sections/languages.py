@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from babeltune.sweep_report.charts import BARS, WIDTH, Caption, clipped, pieces
-from babeltune.sweep_report.document import Figure, Section, Table, Text
+from babeltune.sweep_report.document import Figure, Paragraph, ReportTable, Section
 from babeltune.sweep_report.record import LanguageScore, SweepReport
 from babeltune.sweep_report.svg import BAR, INK, MARKERS, SERIES, drawing, svg_of
 from babeltune.sweep_report.words import score, short, subset_name
@@ -24,12 +24,12 @@ def languages(report: SweepReport) -> Section | None:
     if (hidden := len(report.languages) - BARS) > 0:
         description += f" {hidden} more are in the table."
     rows = tuple((short(each.metric), *_values(each.values, models)) for each in report.languages)
-    table = Table(caption="Dev scores by language", columns=("metric", *models), rows=rows)
+    table = ReportTable(caption="Dev scores by language", columns=("metric", *models), rows=rows)
     title = "Languages"
     svg = languages_chart(Caption(name="languages", title=title, description=description), report.languages)
     weakest = min(report.languages, key=lambda each: each.values[0][1])
     text = f"Lowest: {subset_name(weakest.metric)} with {score(weakest.values[0][1])}."
-    blocks = (Text(text=text), Figure("", description, svg, table))
+    blocks = (Paragraph(text=text), Figure("", description, svg, table))
     return Section(anchor="languages", title=title, blocks=blocks)
 
 

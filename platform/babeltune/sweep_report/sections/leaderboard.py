@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from babeltune.evaluation.metric_names import COMPUTE, PARAMETERS, SPEED
 from babeltune.sweep_report.charts import BARS, OUTSIDE, WIDTH, Caption, at_edge, clipped, limits_of, one_line, pieces
-from babeltune.sweep_report.document import Block, Figure, Section, Table, Text
+from babeltune.sweep_report.document import Block, Figure, Paragraph, ReportTable, Section
 from babeltune.sweep_report.record import Standing, SweepReport
 from babeltune.sweep_report.svg import SERIES, drawing, svg_of
 from babeltune.sweep_report.words import better, duration, interval, is_words, score, setting, short
@@ -38,11 +38,11 @@ def leaderboard(report: SweepReport, most: int) -> Section:
         _leaderboard_table(report, shown),
     ]
     if any(each.row.front for each in shown):
-        blocks.append(Text(text="★: on the Pareto front of the objectives."))
+        blocks.append(Paragraph(text="★: on the Pareto front of the objectives."))
     if (cut := len(report.standings) - len(shown)) > 0:
-        blocks.append(Text(text=f"{cut} more trials are in `babeltune runs {report.sweep}`."))
+        blocks.append(Paragraph(text=f"{cut} more trials are in `babeltune runs {report.sweep}`."))
     if report.selection is not None and report.selection.among > 1:
-        blocks.append(Text(text=report.selection.words(report.winner.row.name)))
+        blocks.append(Paragraph(text=report.selection.words(report.winner.row.name)))
     return Section(anchor="leaderboard", title="Leaderboard", blocks=tuple(blocks))
 
 
@@ -50,7 +50,7 @@ COSTS = {PARAMETERS: "parameters", SPEED: "sentences/s", COMPUTE: "compute (s)"}
 """Costs of a model, and the titles of their columns."""
 
 
-def _leaderboard_table(report: SweepReport, shown: Sequence[Standing]) -> Table:
+def _leaderboard_table(report: SweepReport, shown: Sequence[Standing]) -> ReportTable:
     metric, others = report.objective.metric, [o.metric for o in report.objectives[1:]]
     costs = [name for name in COSTS if any(name in each.row.metrics for each in shown)]
     searched = tuple(dict.fromkeys(name for each in shown for name in each.row.params))
@@ -72,7 +72,7 @@ def _leaderboard_table(report: SweepReport, shown: Sequence[Standing]) -> Table:
     columns += ("pairs", "time")
     words = {place for place, name in enumerate(searched, len(columns)) if is_words(shown, name)}
     columns += searched
-    return Table(
+    return ReportTable(
         caption=f"Trials and baselines by {short(metric)}, {better(report.objective.goal)}",
         columns=columns,
         rows=rows,
@@ -81,19 +81,19 @@ def _leaderboard_table(report: SweepReport, shown: Sequence[Standing]) -> Table:
     )
 
 
-def _intervals(report: SweepReport) -> Text:
+def _intervals(report: SweepReport) -> Paragraph:
     """The meaning of the intervals."""
     if report.winner.error is None:
-        return Text(text="This metric's standard error is not known, so there are no intervals.")
-    return Text(
+        return Paragraph(text="This metric's standard error is not known, so there are no intervals.")
+    return Paragraph(
         text="An interval is the value ± 1.96 standard errors, by the number of distinct dev rows. It says how much "
         "the score would vary with other sentences, not with other seeds."
     )
 
 
-def _scores_table(shown: Sequence[Standing], metric: str) -> Table:
+def _scores_table(shown: Sequence[Standing], metric: str) -> ReportTable:
     rows = tuple((each.row.name, score(each.value), interval(each)) for each in shown if each.value is not None)
-    return Table(caption=f"{short(metric)} by trial", columns=("trial", "value", "95 % interval"), rows=rows)
+    return ReportTable(caption=f"{short(metric)} by trial", columns=("trial", "value", "95 % interval"), rows=rows)
 
 
 def leaderboard_chart(caption: Caption, standings: Sequence[Standing], metric: str) -> str:

@@ -2,7 +2,7 @@
 
 import shlex
 
-from babeltune.sweep_report.document import Block, Code, Items, Section, Table, Text
+from babeltune.sweep_report.document import Block, CodeBlock, Items, Paragraph, ReportTable, Section
 from babeltune.sweep_report.record import DataFacts, SweepReport
 from babeltune.sweep_report.words import duration
 
@@ -12,7 +12,9 @@ def data(facts: DataFacts) -> Section | None:
     blocks = list[Block]()
     if facts.pairs:
         by_languages = tuple((each.name, f"{each.pairs:,}") for each in facts.pairs)
-        blocks.append(Table(caption="Training pairs by language", columns=("languages", "pairs"), rows=by_languages))
+        blocks.append(
+            ReportTable(caption="Training pairs by language", columns=("languages", "pairs"), rows=by_languages)
+        )
     if facts.sources:
         steps = tuple(dict.fromkeys(name for source in facts.sources for name, _ in source.steps))
         rows = tuple(
@@ -23,10 +25,10 @@ def data(facts: DataFacts) -> Section | None:
             for source in facts.sources
         )
         caption = "Rows of each source, and the pairs that each step of cleaning left"
-        blocks.append(Table(caption=caption, columns=("source", *steps), rows=rows))
+        blocks.append(ReportTable(caption=caption, columns=("source", *steps), rows=rows))
     if facts.overlaps:
         blocks.append(
-            Table(
+            ReportTable(
                 caption="Contamination: dev and test texts with a near-duplicate in the training text",
                 columns=("set", "texts", "near-duplicates", "share", "judgement"),
                 rows=tuple(
@@ -51,7 +53,7 @@ def cost(report: SweepReport) -> Section:
     if spent.compute_s is not None:
         rows.append(("counted compute of one worker", duration(spent.compute_s)))
     rows.append(("from the first line of the log to the last", duration(spent.wall_s)))
-    table = Table(caption="What the sweep took", columns=("what", "how much"), rows=tuple(rows))
+    table = ReportTable(caption="What the sweep took", columns=("what", "how much"), rows=tuple(rows))
     return Section(anchor="cost", title="Cost", blocks=(table,))
 
 
@@ -60,11 +62,11 @@ def reproduction(report: SweepReport) -> Section:
     origin = report.provenance
     command = f"babeltune submit {shlex.quote(origin.file)}"
     blocks: list[Block] = [
-        Text(
+        Paragraph(
             text=f"Save the sweep file below as {origin.file}, then run the command. The sweep gets the id {origin.id}."
         ),
-        Code(label="Command", text=command),
-        Code(label=f"Sweep file {origin.file}", text=origin.spec, folded=True),
+        CodeBlock(label="Command", text=command),
+        CodeBlock(label=f"Sweep file {origin.file}", text=origin.spec, folded=True),
     ]
     if origin.changes:
         blocks.append(Items(items=origin.changes))
@@ -75,5 +77,5 @@ def reproduction(report: SweepReport) -> Section:
         (f"Checkpoint of {report.winner.row.name}", ("file", "SHA-256"), origin.weights),
     ):
         if rows:
-            blocks.append(Table(caption=caption, columns=columns, rows=rows, left=frozenset({0, 1})))
+            blocks.append(ReportTable(caption=caption, columns=columns, rows=rows, left=frozenset({0, 1})))
     return Section(anchor="reproduce", title="To reproduce it", blocks=tuple(blocks))

@@ -11,7 +11,7 @@ from babeltune.promotion.compare import Contest
 from babeltune.promotion.decisions import DecisionRecord
 from babeltune.schema.languages import meaning
 from babeltune.sweep_report.charts import BARS, OUTSIDE, WIDTH, Caption, at_edge, clipped, limits_of, pieces
-from babeltune.sweep_report.document import Block, Figure, Items, Section, Table, Text
+from babeltune.sweep_report.document import Block, Figure, Items, Paragraph, ReportTable, Section
 from babeltune.sweep_report.record import SweepReport
 from babeltune.sweep_report.svg import FAINT, INK, MUTED, SERIES, drawing, svg_of
 from babeltune.sweep_report.words import score
@@ -28,7 +28,7 @@ def sealed(report: SweepReport) -> Section | None:
     if not report.decisions:
         names = ", ".join(report.data.sealed)
         words = f"The sealed tests ({names}) are unopened. `babeltune promote {report.sweep}` opens them."
-        return Section(anchor=anchor, title=title, blocks=(Text(text=words),))
+        return Section(anchor=anchor, title=title, blocks=(Paragraph(text=words),))
     last = report.decisions[-1]
     # A later decision that opened no test, such as on the champion itself, hides no scores.
     opened = next((each for each in reversed(report.decisions) if each.decision.test), last)
@@ -86,7 +86,7 @@ def _comparison(record: DecisionRecord, preferred: str) -> Iterator[Block]:
         for name in main
     ]
     if not pairs:
-        yield Text(text="No sealed test was scored: the promotion compared dev scores only.")
+        yield Paragraph(text="No sealed test was scored: the promotion compared dev scores only.")
         return
     description = (
         f"{decision.trial} on the sealed tests, each beside a dev set of the same languages. If both are of one "
@@ -96,7 +96,7 @@ def _comparison(record: DecisionRecord, preferred: str) -> Iterator[Block]:
         (p.name, p.dev_set, score(p.dev), score(p.sealed), score(p.untrained), score(p.teacher), score(p.chance))
         for p in pairs
     )
-    table = Table(
+    table = ReportTable(
         caption="Dev against sealed",
         columns=("test", "dev set", "dev", "sealed", "sealed, untrained", "sealed, teacher", "chance"),
         rows=rows,
@@ -108,9 +108,9 @@ def _comparison(record: DecisionRecord, preferred: str) -> Iterator[Block]:
         yield _contest_table(decision.contest)
 
 
-def _contest_table(contest: Contest) -> Table:
+def _contest_table(contest: Contest) -> ReportTable:
     """Challenger against champion, subset by subset."""
-    return Table(
+    return ReportTable(
         caption=f"Against the champion {contest.champion}",
         columns=("metric", "items", "champion", "this model", "difference", "interval", "p"),
         rows=tuple(
@@ -128,8 +128,8 @@ def _contest_table(contest: Contest) -> Table:
     )
 
 
-def _decisions_table(records: Sequence[DecisionRecord]) -> Table:
-    return Table(
+def _decisions_table(records: Sequence[DecisionRecord]) -> ReportTable:
+    return ReportTable(
         caption="All decisions about this sweep",
         columns=("time", "trial", "verdict", "registered as"),
         rows=tuple(

@@ -10,7 +10,7 @@ from babeltune.schema.base import number
 from babeltune.schema.records import Scalar
 from babeltune.sweep.search.importance import BEST_SHARE, LEAST_TRIALS
 from babeltune.sweep_report.charts import LEGEND, NAMED, WIDTH, Caption, clipped, limits_of, one_line, pieces
-from babeltune.sweep_report.document import Block, Figure, Section, Table, Text
+from babeltune.sweep_report.document import Block, Figure, Paragraph, ReportTable, Section
 from babeltune.sweep_report.record import Standing, SweepReport
 from babeltune.sweep_report.svg import DASHES, FAINT, MUTED, PAGE, SERIES, drawing, plain, svg_of
 from babeltune.sweep_report.words import score, short
@@ -27,7 +27,7 @@ def what_mattered(report: SweepReport, most: int) -> Section | None:
     blocks: list[Block] = []
     if report.at_ends:
         ends = f"The best trial is at an end of what was searched: {'; '.join(report.at_ends)}. "
-        blocks.append(Text(text=ends + "A wider range may hold a better one."))
+        blocks.append(Paragraph(text=ends + "A wider range may hold a better one."))
     blocks += _importance(report)
     metric, names = report.objective.metric, report.searched
     columns = ("trial", short(metric), *names)
@@ -39,7 +39,7 @@ def what_mattered(report: SweepReport, most: int) -> Section | None:
         )
         for each in scored
     )
-    table = Table(caption="Settings and score of each trial", columns=columns, rows=rows)
+    table = ReportTable(caption="Settings and score of each trial", columns=columns, rows=rows)
     description = f"{short(metric)} over each setting. The star is the best trial; hollow circles did not finish."
     caption = Caption(name="slices", title="Slices", description=description)
     svg = slices_chart(caption, scored, names, report.logarithmic, metric)
@@ -53,7 +53,7 @@ def what_mattered(report: SweepReport, most: int) -> Section | None:
 
 def _importance(report: SweepReport) -> Iterator[Block]:
     if not report.importance:
-        yield Text(
+        yield Paragraph(
             text=f"Importance is not shown: it needs {LEAST_TRIALS} scored trials that differ, and there are "
             f"{report.scored}."
         )
@@ -64,7 +64,7 @@ def _importance(report: SweepReport) -> Iterator[Block]:
     )
     caption = Caption(name="importance", title="Importance of settings", description=description)
     rows = tuple((name, f"{share:.4f}") for name, share in report.importance)
-    table = Table(caption="Importance of settings", columns=("setting", "share"), rows=rows)
+    table = ReportTable(caption="Importance of settings", columns=("setting", "share"), rows=rows)
     yield Figure("Importance", description, importance_chart(caption, report.importance), table)
 
 

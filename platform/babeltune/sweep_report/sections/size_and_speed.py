@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from babeltune.evaluation.metric_names import PARAMETERS, SPEED
 from babeltune.schema.records import UNTRAINED
 from babeltune.sweep_report.charts import OUTSIDE, WIDTH, Caption, at_edge, clipped, few_ticks, limits_of
-from babeltune.sweep_report.document import Figure, Section, Table, Text
+from babeltune.sweep_report.document import Figure, Paragraph, ReportTable, Section
 from babeltune.sweep_report.record import SweepReport
 from babeltune.sweep_report.svg import SERIES, drawing, svg_of
 from babeltune.sweep_report.words import better, score, short
@@ -46,12 +46,12 @@ def pareto(report: SweepReport, most: int) -> Section | None:
         for each in models
     )
     columns = ("model", short(metric), "parameters", "sentences/s", "on the front")
-    table = Table(caption=title, columns=columns, rows=rows)
+    table = ReportTable(caption=title, columns=columns, rows=rows)
     svg = front_chart(Caption(name="front", title=title, description=description), models, metric)
     names = ", ".join(f"{short(name)} ({better(goal)})" for name, goal in report.front_metrics)
     hidden = len(report.front) - most
     on_it = ", ".join(report.front[:most]) + (f" and {hidden:,} more" if hidden > 0 else "")
-    text = Text(text=f"On the front of {names}: {on_it or 'no trial'}.")
+    text = Paragraph(text=f"On the front of {names}: {on_it or 'no trial'}.")
     return Section(anchor="front", title=title, blocks=(text, Figure("", description, svg, table)))
 
 

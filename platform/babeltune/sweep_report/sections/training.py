@@ -18,7 +18,7 @@ from babeltune.sweep_report.charts import (
     one_line,
     pieces,
 )
-from babeltune.sweep_report.document import Block, Figure, Items, Section, Table, Text
+from babeltune.sweep_report.document import Block, Figure, Items, Paragraph, ReportTable, Section
 from babeltune.sweep_report.record import Curve, Diagnostic, SweepReport
 from babeltune.sweep_report.svg import FAINT, MUTED, drawing, svg_of
 from babeltune.sweep_report.words import score, short
@@ -31,7 +31,7 @@ def _course(report: SweepReport) -> str:
     return "pairs seen" if report.unit == "pairs" else "counted seconds of compute"
 
 
-def _curves_table(curves: Sequence[Curve], caption: str, course: str) -> Table:
+def _curves_table(curves: Sequence[Curve], caption: str, course: str) -> ReportTable:
     """A row per trial, a column per report; trials may report after different numbers of pairs."""
     most = max(len(curve.x) for curve in curves)
     rows = [
@@ -43,7 +43,7 @@ def _curves_table(curves: Sequence[Curve], caption: str, course: str) -> Table:
         for curve in curves
     ]
     titles = (f"report {index}" for index in range(1, most + 1))
-    return Table(caption=f"{caption}; in brackets: {course}", columns=("trial", *titles), rows=tuple(rows))
+    return ReportTable(caption=f"{caption}; in brackets: {course}", columns=("trial", *titles), rows=tuple(rows))
 
 
 def learning_curves(report: SweepReport, most: int) -> Section | None:
@@ -78,14 +78,14 @@ def diagnostics(report: SweepReport, most: int) -> Section | None:
             for curve in each.curves
         )
         columns = ("quantity", "trial", "first report", "last report")
-        table = Table(caption=title, columns=columns, rows=rows, left=frozenset({0, 1}))
+        table = ReportTable(caption=title, columns=columns, rows=rows, left=frozenset({0, 1}))
         blocks.append(Items(items=tuple(f"{each.name}: {each.meaning}" for each in report.diagnostics)))
         trials = [curve.trial for curve in report.curves]
         svg = diagnostics_chart(caption, report.diagnostics, trials, course)
         blocks.append(Figure("", "One line per trial, in the colours of the learning curves.", svg, table))
     if report.notes:
         more = [f"and {hidden:,} more"] if (hidden := len(report.notes) - most) > 0 else []
-        blocks += [Text(text="What is amiss:"), Items(items=(*report.notes[:most], *more))]
+        blocks += [Paragraph(text="What is amiss:"), Items(items=(*report.notes[:most], *more))]
     return Section(anchor="diagnostics", title="Diagnostics", blocks=tuple(blocks)) if blocks else None
 
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from babeltune.sweep.state.examples import Examples, ExampleSentence, Similarities
+from babeltune.sweep.state.examples import ExampleSentence, ExampleSentences, Similarities
 from babeltune.sweep_report.charts import LEGEND, WIDTH, Caption, clipped, pieces
-from babeltune.sweep_report.document import Figure, Section, Table, Text
+from babeltune.sweep_report.document import Figure, Paragraph, ReportTable, Section
 from babeltune.sweep_report.record import SweepReport
 from babeltune.sweep_report.svg import GRID, MARKERS, SERIES, drawing, svg_of
 from babeltune.sweep_report.words import score
@@ -22,16 +22,16 @@ def translations(report: SweepReport) -> Section:
     title, anchor, examples = "Translations before and after training", "translations", report.examples
     if examples.missing:
         step = "" if "babeltune report" in examples.missing else f" `babeltune report {report.sweep}` makes them."
-        return Section(anchor=anchor, title=title, blocks=(Text(text=f"Not made: {examples.missing}.{step}"),))
+        return Section(anchor=anchor, title=title, blocks=(Paragraph(text=f"Not made: {examples.missing}.{step}"),))
     words = (
         f"Some sentences of the dev set {examples.dev_set}, evenly spread, before training and after report "
         f"{examples.report} of {examples.trial}. The languages with the lowest scores come first."
     )
-    blocks = (Text(text=words), _similarities(examples), _projection(examples))
+    blocks = (Paragraph(text=words), _similarities(examples), _projection(examples))
     return Section(anchor=anchor, title=title, blocks=blocks)
 
 
-def _similarities(examples: Examples) -> Figure:
+def _similarities(examples: ExampleSentences) -> Figure:
     """The heat maps, and the cosine of each sentence with its translation and with the nearest other sentence."""
     description = (
         "A square is the cosine of a sentence (row) and a sentence in the other language (column), from 0 (blank) to 1 "
@@ -49,12 +49,12 @@ def _similarities(examples: Examples) -> Figure:
             rows.append((f"{row + 1} {each.left}, {each.right}", *map(score, cosines), *map(score, others), *both))
     columns = ("sentence", "before", "after", "nearest other, before", "nearest other, after", "text", "translation")
     title = "Cosines of translations"
-    table = Table(caption=title, columns=columns, rows=tuple(rows), left=frozenset({0, 5, 6}))
+    table = ReportTable(caption=title, columns=columns, rows=tuple(rows), left=frozenset({0, 5, 6}))
     svg = heat_maps(Caption(name="similarities", title=title, description=description), examples.similarities)
     return Figure(title, description, svg, table)
 
 
-def _projection(examples: Examples) -> Figure:
+def _projection(examples: ExampleSentences) -> Figure:
     """The sentences in a plane, and how near translations are in numbers."""
     description = (
         "Each mark is a sentence, placed by t-SNE: near marks have high cosines. Lines join translations. If languages "
@@ -74,7 +74,7 @@ def _projection(examples: Examples) -> Figure:
     caption = f"Mean cosine with the translation in {examples.languages[0]}, and how often that is the nearest sentence"
     title = "Sentences in a plane"
     svg = projection_chart(Caption(name="plane", title=title, description=description), examples.sentences)
-    return Figure(title, description, svg, Table(caption=caption, columns=columns, rows=rows))
+    return Figure(title, description, svg, ReportTable(caption=caption, columns=columns, rows=rows))
 
 
 def heat_maps(caption: Caption, maps: Sequence[Similarities]) -> str:
