@@ -217,13 +217,13 @@ def main() -> None:
         write_files(place, options.data, options.rows)
         installed, python = ([], options.python) if options.python else install(place)
         steps, printed = zip(*(run(step, place, python) for step in commands(options.submit)), strict=True)
-    made, _, swept, _, decision, small, *_ = (json.loads(each) for each in printed)
+    corpus, _, swept, _, decision, small, *_ = (json.loads(each) for each in printed)
     test = next(metric for metric in decision["test"] if metric.count("/") == 2 and metric.endswith("/accuracy"))
     record = {
         "commit": commit(),
         "cores": os.cpu_count(),
         "load": load,
-        "pairs": sum(file["rows"] for file in made["files"]),
+        "pairs": sum(file["rows"] for file in corpus["files"]),
         "trials": sum(row["name"][1:].isdigit() for row in swept["leaderboard"]),
         "accuracy": decision["test"][test],
         "untrained": decision["untrained"][test],

@@ -44,8 +44,8 @@ def main() -> None:
             kind: sample_of(model, each, kind) for kind, each in kinds_of_text(options.data, options.pairs).items()
         }
     usual = kinds.pop("none")
-    rows = [counted(usual, usual, "none", 0.0, options)]
-    rows += [counted(usual, other, kind, share, options) for kind, other in kinds.items() for share in SHARES]
+    rows = [drift_row(usual, usual, "none", 0.0, options)]
+    rows += [drift_row(usual, other, kind, share, options) for kind, other in kinds.items() for share in SHARES]
     record = {
         "commit": commit(),
         "months": options.months,
@@ -78,15 +78,17 @@ def kinds_of_text(data: Path, pairs: int) -> dict[str, list[str]]:
         "long texts": [sorted(column, key=len)[-len(column) // LONG :] for column in later],
         "unknown script": [[left for left, _ in texts(data, "khm", pairs)]],
     }
-    taken: set[str] = set()
+    seen_texts: set[str] = set()
     kinds = {}
     for kind, some in columns.items():
-        kinds[kind] = [text for text in dict.fromkeys(text for column in some for text in column) if text not in taken]
-        taken.update(kinds[kind])
+        kinds[kind] = [
+            text for text in dict.fromkeys(text for column in some for text in column) if text not in seen_texts
+        ]
+        seen_texts.update(kinds[kind])
     return kinds
 
 
-def counted(usual: Sample, other: Sample, kind: str, share: float, options: argparse.Namespace) -> dict[str, Any]:
+def drift_row(usual: Sample, other: Sample, kind: str, share: float, options: argparse.Namespace) -> dict[str, Any]:
     """The months with an alarm, and how many of them each test had a part in."""
     moved = round(share * options.queries)
     months = [compared(usual, other, options.queries, moved, month) for month in range(options.months)]
@@ -126,9 +128,9 @@ def table(record: dict[str, Any]) -> str:
     lines = [f"| of the queries | {shares} | found from | by |", f"|---|{'--:|' * len(SHARES)}--:|---|"]
     for kind in dict.fromkeys(row["kind"] for row in record["rows"] if row["share"]):
         rows = [row for row in record["rows"] if row["kind"] == kind]
-        found = [row for row in rows if row["alarms"] >= FOUND * record["months"]]
-        least = f"{found[0]['share']:.0%}" if found else "none"
-        tests = ", ".join(sorted(found[0]["tests"], key=lambda test: -found[0]["tests"][test])) if found else ""
+        hits = [row for row in rows if row["alarms"] >= FOUND * record["months"]]
+        least = f"{hits[0]['share']:.0%}" if hits else "none"
+        tests = ", ".join(sorted(hits[0]["tests"], key=lambda test: -hits[0]["tests"][test])) if hits else ""
         lines.append(f"| {kind} | {' | '.join(str(row['alarms']) for row in rows)} | {least} | {tests} |")
     quiet = record["rows"][0]["alarms"]
     return "\n".join(lines) + (

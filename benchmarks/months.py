@@ -51,7 +51,7 @@ def main() -> None:
         "items": options.items,
         "margin": Promotion().margin,
         "confidences": CONFIDENCES,
-        "rows": [counted(tasks, both, kind, options) for kind in CHALLENGERS],
+        "rows": [challenger_row(tasks, both, kind, options) for kind in CHALLENGERS],
     }
     print(table(json.loads(json_text(record))))
     if options.json:
@@ -75,7 +75,7 @@ def answers_of(place: Path, tasks: Sequence[TextTask]) -> tuple[Outcomes, Outcom
     return both[0], both[1]
 
 
-def counted(
+def challenger_row(
     tasks: Sequence[TextTask], both: tuple[Outcomes, Outcomes], kind: str, options: argparse.Namespace
 ) -> dict[str, Any]:
     """How many months promote this challenger at each confidence, and its true gain."""

@@ -130,10 +130,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
-        found = figures(Path(folder), written(Path(folder), options))
-    print(json.dumps(found, indent=1))
+        record = figures(Path(folder), written(Path(folder), options))
+    print(json.dumps(record, indent=1))
     if options.json:
-        write_whole(options.json, (json.dumps({"commit": commit(), **found}, indent=0) + "\n").encode())
+        write_whole(options.json, (json.dumps({"commit": commit(), **record}, indent=0) + "\n").encode())
 
 
 if __name__ == "__main__":

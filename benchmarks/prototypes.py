@@ -36,7 +36,7 @@ from babeltune.files import write_whole
 from babeltune.schema.records import Bitext, CsvSource, Data
 from babeltune.storage.object_store import ObjectStore
 from benchmarks.__main__ import commit
-from benchmarks.bucket_requests import BUCKET, Counted, server
+from benchmarks.bucket_requests import BUCKET, RequestCounts, server
 from benchmarks.corpus import make_data, watched
 from benchmarks.figures import Figures
 from benchmarks.race import in_own_process
@@ -87,7 +87,7 @@ def bucket() -> Iterator[None]:
 
 def _serve(pipe: Any) -> None:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    with server(Counted()):
+    with server(RequestCounts()):
         pipe.send({name: value for name, value in os.environ.items() if name.startswith("AWS_")})
         threading.Event().wait()
 
@@ -163,8 +163,8 @@ def text(engine: str, pairs: int) -> tuple[int, float, int]:
         data = replace(data, overlap="exact", split=None, train=tuple(replace(each, cap=None) for each in data.train))
         cpu = time.process_time()
         with watched() as peak:
-            kept = in_sql(data, folder) if engine == "duckdb" else len(build_corpus(data, folder, 0).pairs)
-        return kept, time.process_time() - cpu, peak()
+            count = in_sql(data, folder) if engine == "duckdb" else len(build_corpus(data, folder, 0).pairs)
+        return count, time.process_time() - cpu, peak()
 
 
 def in_sql(data: Data, folder: Path) -> int:
@@ -183,9 +183,9 @@ def in_sql(data: Data, folder: Path) -> int:
         f"SELECT '{left}-{right}' AS pair, {left} AS l, {right} AS r FROM {table}" for table, left, right in train
     )
     keys = "\n  UNION ".join(f"SELECT key({side}) AS key FROM {table}" for table, *sides in sealed for side in sides)
-    found = database.execute(KEPT.format(rows=rows, sealed=keys, longest=data.max_characters)).fetchone()
-    assert found is not None
-    return int(found[0])
+    counts = database.execute(KEPT.format(rows=rows, sealed=keys, longest=data.max_characters)).fetchone()
+    assert counts is not None
+    return int(counts[0])
 
 
 def rows_read(engine: str, bad: str) -> str:

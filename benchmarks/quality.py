@@ -93,10 +93,10 @@ class Work:
 
     def scores(self, folder: Path) -> dict[str, float]:
         """The scores of an exported model."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for kind, tasks in self.sets.items():
-            found |= score(str(folder), tasks, kind)
-        return {title: found[metric] for title, metric in SHOWN.items()}
+            values |= score(str(folder), tasks, kind)
+        return {title: values[metric] for title, metric in SHOWN.items()}
 
 
 def read_work(sweep_file: str, settings: Mapping[str, object], storage: Path, *assignments: str) -> Work:
@@ -171,27 +171,27 @@ def add_options(parser: argparse.ArgumentParser, *, seconds: Sequence[float], se
 
 
 def run_rows(
-    given: argparse.Namespace, names: Iterable[str], make: Callable[[Path], Mapping[str, Contestant]]
+    args: argparse.Namespace, names: Iterable[str], make: Callable[[Path], Mapping[str, Contestant]]
 ) -> list[Row]:
     """Trains and scores what is asked for and not there yet; returns all rows. `make` gets the storage."""
-    if unknown := set(given.only or ()) - set(names):
+    if unknown := set(args.only or ()) - set(names):
         raise SystemExit(f"nobody is named {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    if given.table and not given.rows:
+    if args.table and not args.rows:
         raise SystemExit("--table prints the rows of a folder; name it with --rows FOLDER")
-    if given.table:
-        return read_rows(given.rows)
+    if args.table:
+        return read_rows(args.rows)
     one_thread()
     disable_progress_bars()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     with TemporaryDirectory() as temporary:
-        folder = given.rows or Path(temporary) / "rows"
-        there = {row.file for row in read_rows(folder)}
-        contestants = make(given.storage or Path(temporary) / "storage")
-        for seconds in given.seconds:
-            for name in given.only or names:
-                for seed in given.seeds:
-                    if Row(name, seconds, seed, 0, 0, {}).file not in there:
+        folder = args.rows or Path(temporary) / "rows"
+        row_files = {row.file for row in read_rows(folder)}
+        contestants = make(args.storage or Path(temporary) / "storage")
+        for seconds in args.seconds:
+            for name in args.only or names:
+                for seed in args.seeds:
+                    if Row(name, seconds, seed, 0, 0, {}).file not in row_files:
                         exported = Path(temporary) / f"{name}-{seconds:g}-{seed}".replace(" ", "-")
                         write_row(folder, _row(contestants[name], name, seconds, seed, exported))
         return read_rows(folder)

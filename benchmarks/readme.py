@@ -20,15 +20,15 @@ LOST = {"that trial": "the trial at fault"}  # what a fault cost, as its row has
 
 def records(name: str) -> list[list[str]]:
     """The rows of a record in docs/measured."""
-    found: dict[str, Any] = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
-    return list(found["rows"])
+    record: dict[str, Any] = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
+    return list(record["rows"])
 
 
 def of_command(beginning: str, pattern: str) -> str:
     """What a pattern finds in the figures of the single command whose description begins like this."""
     (figures,) = (figures for what, _, figures in records("figures") if what.startswith(beginning))
-    if found := re.search(pattern, figures):
-        return found[1]
+    if match := re.search(pattern, figures):
+        return match[1]
     raise ValueError(f"the figures of {beginning!r} have no {pattern!r}")
 
 

@@ -256,16 +256,16 @@ def cleaned() -> tuple[list[corpus.Figures], list[str]]:
     return sizes, broken
 
 
-def main(given: Options | None = None) -> None:
+def main(args: Options | None = None) -> None:
     """Runs the benchmark."""
-    given = given or options(__doc__)
-    base, rows, kept = in_own_process(on_one_core, 0).peak, [], []
+    args = args or options(__doc__)
+    base, rows, rounds = in_own_process(on_one_core, 0).peak, [], []
     print(HEAD)
-    for _ in range(given.rounds):
-        kept.append([in_own_process(on_one_core, groups) for groups in SIZES])
-        rows.append(Row(ours=1 / kept[-1][-1].rate, peer=1 / kept[-1][0].rate))
-        print("\n".join(figures.shown(base) for figures in kept[-1]), flush=True)
-    best = [min(of_size, key=lambda figures: figures.p99_ms) for of_size in zip(*kept, strict=True)]
+    for _ in range(args.rounds):
+        rounds.append([in_own_process(on_one_core, groups) for groups in SIZES])
+        rows.append(Row(ours=1 / rounds[-1][-1].rate, peer=1 / rounds[-1][0].rate))
+        print("\n".join(figures.shown(base) for figures in rounds[-1]), flush=True)
+    best = [min(of_size, key=lambda figures: figures.p99_ms) for of_size in zip(*rounds, strict=True)]
     spoken = as_an_actor(SIZES[-1])
     print(spoken)
     corpora, grown = cleaned()
@@ -277,7 +277,7 @@ def main(given: Options | None = None) -> None:
         "corpora": [asdict(figures) for figures in corpora],
     }
     broken = [*faults(best, base), *grown]
-    verdict("scale", rows, 1 / SLOWER, given, broken=broken, unit="CPU seconds of a report", **facts)
+    verdict("scale", rows, 1 / SLOWER, args, broken=broken, unit="CPU seconds of a report", **facts)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ class Watch:
 
 def main() -> None:
     """Runs the benchmark."""
-    given = options(__doc__)
+    args = options(__doc__)
     watch = Watch()
     Proposals.ask = watch.timed(Proposals.ask)  # type: ignore[method-assign, assignment]
     with TemporaryDirectory() as temporary, local_ray(num_cpus=WORKER_GROUPS + 1, env={"PYTHONPATH": str(ROOT)}):
@@ -138,7 +138,7 @@ def main() -> None:
     facts: dict[str, Any] = {"commit": commit(), "trials": TRIALS, "stored": sum(sizes.values()), "seconds": took}
     facts |= {"growth_mib": watch.growth(), "kb_a_trial": watch.per_trial()}
     facts |= {"slowest_proposal": max(watch.cpu), "slowest_save": max(watch.saved)}
-    verdict("thousand_trials", [Row(ours=last, peer=first)], 1 / SLOWER, given, broken=watch.faults(), **facts)
+    verdict("thousand_trials", [Row(ours=last, peer=first)], 1 / SLOWER, args, broken=watch.faults(), **facts)
 
 
 if __name__ == "__main__":

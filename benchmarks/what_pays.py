@@ -142,22 +142,22 @@ def trained(work: Work, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
             share, first = (0.25, begin) if row.stage else (1.0, None)
             _, pairs, spent = train(work, row, seed, share, first, folder)
             scores, outcomes = score_items(str(folder), unread(work), "test")
-        found = {"pairs": pairs + before * row.stage, "seconds": spent + spent_before * row.stage}
+        figures = {"pairs": pairs + before * row.stage, "seconds": spent + spent_before * row.stage}
         shown = " ".join(f"{title} {scores[metric]:.4f}" for metric, title in METRICS.items())
-        print(f"{name}, seed {seed}: {found['pairs']:,} pairs, {found['seconds']:.1f} CPU s, {shown}", flush=True)
-        yield name, {**found, "scored": Scored(scores, outcomes)}
+        print(f"{name}, seed {seed}: {figures['pairs']:,} pairs, {figures['seconds']:.1f} CPU s, {shown}", flush=True)
+        yield name, {**figures, "scored": Scored(scores, outcomes)}
 
 
 def verdicts(work: Work, rows: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Each row against the one that lacks its term, in each metric."""
-    found = []
+    orders = []
     for name, row in ROWS.items():
         for metric in METRICS if name != BASE else ():
             better, worse = ([one["scored"] for one in rows[each]] for each in (name, row.other))
             one, other = ([each.scores[metric] for each in side] for side in (better, worse))
             differences = tuple(a - b for a, b in zip(one, other, strict=True))
             error = sampling_error(metric, unread(work), better, worse)
-            said = judge(
+            result = judge(
                 Judged(
                     better=statistics.fmean(one),
                     worse=statistics.fmean(other),
@@ -168,8 +168,8 @@ def verdicts(work: Work, rows: Mapping[str, list[dict[str, Any]]]) -> list[dict[
             )
             mean, low, high = over_seeds(differences)
             order = {"row": name, "other": row.other, "metric": metric, "difference": mean, "low": low, "high": high}
-            found.append({**order, "sentence_error": error, "verdict": said.said, "why": said.why})
-    return found
+            orders.append({**order, "sentence_error": error, "verdict": result.outcome, "why": result.why})
+    return orders
 
 
 def page(record: Mapping[str, Any]) -> str:
@@ -201,34 +201,34 @@ def main() -> None:
     parser.add_argument("--compute", type=float, default=3.0, help="counted seconds of each training")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record to this file")
-    given = parser.parse_args()
+    args = parser.parse_args()
     one_thread()
     disable_progress_bars()
     of_transformers.set_verbosity_error()
     logging.disable(logging.WARNING)
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in ROWS}
     with TemporaryDirectory() as storage:
-        work = read_work(Path(storage), given.compute)
-        for seed in given.seeds:
-            for name, found in trained(work, seed):
-                rows[name].append(found)
+        work = read_work(Path(storage), args.compute)
+        for seed in args.seeds:
+            for name, figures in trained(work, seed):
+                rows[name].append(figures)
         record = {
             "commit": commit(),
-            "compute": given.compute,
+            "compute": args.compute,
             "rows": [
                 {
                     "name": name,
-                    "pairs": [one["pairs"] for one in found],
-                    "seconds": [round(one["seconds"], 2) for one in found],
-                    "scores": {metric: [one["scored"].scores[metric] for one in found] for metric in METRICS},
+                    "pairs": [one["pairs"] for one in runs],
+                    "seconds": [round(one["seconds"], 2) for one in runs],
+                    "scores": {metric: [one["scored"].scores[metric] for one in runs] for metric in METRICS},
                 }
-                for name, found in rows.items()
+                for name, runs in rows.items()
             ],
             "orders": verdicts(work, rows),
         }
     print(page(record))
-    if given.json is not None:
-        write_whole(given.json, (json.dumps(record, ensure_ascii=False, indent=1) + "\n").encode())
+    if args.json is not None:
+        write_whole(args.json, (json.dumps(record, ensure_ascii=False, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -183,8 +183,8 @@ def keep(page: Any, name: str, width: int | None = None) -> None:
 
 def check_private(text: str, name: str) -> None:
     """Ends the program if the text names something of this machine."""
-    if (found := PRIVATE.search(text)) is not None:
-        raise SystemExit(f"{name} would show {text[max(0, found.start() - 60) : found.end() + 20]!r}")
+    if (match := PRIVATE.search(text)) is not None:
+        raise SystemExit(f"{name} would show {text[max(0, match.start() - 60) : match.end() + 20]!r}")
 
 
 def main(part: str, name: str = "quickstart", link: str = "") -> None:

@@ -65,8 +65,8 @@ class Corpus:
 
     def curves(self) -> Floats:
         """Reports of each setting; one that ended early keeps its last value."""
-        made = [setting.objective or (0.0,) for setting in self.settings]
-        return np.array([[*one, *[one[-1]] * (self.reports - len(one))] for one in made])
+        curves = [setting.objective or (0.0,) for setting in self.settings]
+        return np.array([[*one, *[one[-1]] * (self.reports - len(one))] for one in curves])
 
     def standard_error(self, accuracy: float) -> float:
         """Of an accuracy on the pairs that reports are scored on."""
@@ -94,15 +94,15 @@ def read_table(path: Path = TABLE) -> dict[str, Corpus]:
 
 def features(parameters: Mapping[str, Parameter], params: Mapping[str, Scalar]) -> list[float]:
     """The setting as numbers from 0 to 1, logarithms where the range has one and of choices."""
-    found = []
+    numbers = []
     for name in ordered(parameters):
         parameter, value = parameters[name], params[name]
         kind = kind_of(parameter)
         values: Any = getattr(parameter, kind)
         scale: Callable[[float], float] = float if kind in ("float", "int") else math.log
         low, high, here = (scale(number) for number in (min(values), max(values), cast(float, value)))
-        found.append((here - low) / (high - low))
-    return found
+        numbers.append((here - low) / (high - low))
+    return numbers
 
 
 def kernel_for(points: Floats, last: Floats) -> Kernel:
@@ -131,8 +131,8 @@ class Surrogate:
     def curves(self, settings: Sequence[Mapping[str, Scalar]]) -> Floats:
         """The reports of these settings, `[settings, reports]`."""
         points = np.array([features(self.sweep.parameters, params) for params in settings])
-        found: Floats = np.clip(self._process.predict(points).reshape(len(points), -1), 0, 1)
-        return found
+        curves: Floats = np.clip(self._process.predict(points).reshape(len(points), -1), 0, 1)
+        return curves
 
     def seconds(self, params: Mapping[str, Scalar]) -> list[float]:
         """Counted seconds from one report to the next: of recorded settings with as many pairs a batch, as wide."""

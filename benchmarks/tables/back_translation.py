@@ -37,8 +37,8 @@ class Translator:
 
     def translate(self, sentence: str, draw: random.Random) -> str:
         """Each word in its place; what was never seen, such as a name, stays as it is."""
-        found = [self.words.get(word.lower(), ([word], [1.0])) for word in WORD.findall(sentence)]
-        return " ".join(draw.choices(*one)[0] for one in found)
+        choices = [self.words.get(word.lower(), ([word], [1.0])) for word in WORD.findall(sentence)]
+        return " ".join(draw.choices(*one)[0] for one in choices)
 
 
 def _words(text: str) -> list[str]:

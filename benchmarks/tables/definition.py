@@ -98,7 +98,7 @@ class Table:
 
     def groups(self) -> Iterator[tuple[Row, ...]]:
         """Rows that one sweep can hold."""
-        found: dict[tuple[str, ...], list[Row]] = {}
+        by_changes: dict[tuple[str, ...], list[Row]] = {}
         for row in self.rows:
-            found.setdefault(row.changes, []).append(row)
-        yield from map(tuple, found.values())
+            by_changes.setdefault(row.changes, []).append(row)
+        yield from map(tuple, by_changes.values())

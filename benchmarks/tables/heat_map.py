@@ -14,12 +14,12 @@ Maps = Mapping[str, Any]
 
 def heat_maps_of(folder: SweepFolder) -> dict[str, Any]:
     """The maps of the best trial of a sweep, which has made them at its end."""
-    found = read_examples(folder)
-    if not found.similarities:
-        raise SweepError(f"{folder.id} has no heat map: {found.missing or 'no language has enough sentences'}")
-    first = found.similarities[0]
+    examples = read_examples(folder)
+    if not examples.similarities:
+        raise SweepError(f"{folder.id} has no heat map: {examples.missing or 'no language has enough sentences'}")
+    first = examples.similarities[0]
     return {
-        "trial": f"{folder.id}/{found.trial}",
+        "trial": f"{folder.id}/{examples.trial}",
         "languages": [first.left, first.right],
         "before": [list(line) for line in first.before],
         "after": [list(line) for line in first.after],

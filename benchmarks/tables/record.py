@@ -26,8 +26,8 @@ Scores = Mapping[str, Sequence[Scored]]  # row -> its seeds' scores
 def run(table: Table, cluster: str | None = None) -> Record:
     """Trains and scores what is not there yet, and returns the table's record."""
     place = read_cluster(cluster)
-    kept = place.folder / "tables" / f"{table.name}_cpu_seconds.json"
-    with CpuSeconds(kept) as cpu, connected(place):  # one Ray for all sweeps
+    cpu_file = place.folder / "tables" / f"{table.name}_cpu_seconds.json"
+    with CpuSeconds(cpu_file) as cpu, connected(place):  # one Ray for all sweeps
         make_text(table, cluster)
         starts = promote_starts(table, cluster)
         rows = train_rows(table, cluster)
@@ -97,18 +97,18 @@ def _row(table: Table, trained: Trained, scored: Sequence[Scored]) -> Record:
 def _distribution(table: Table, rows: Sequence[Trained], sealed: SealedSets) -> dict[str, list[float]]:
     """Percentiles of the first seed, by row."""
     first = {row.row.name: f"{row.sweep}/{row.trials[0]}" for row in rows}
-    found = {name: find_candidate(first[name], sealed.view.folder) for name in table.distribution}
-    return {name: percentiles_of(one.trial, one.prepared) for name, one in found.items()}
+    candidates = {name: find_candidate(first[name], sealed.view.folder) for name in table.distribution}
+    return {name: percentiles_of(one.trial, one.prepared) for name, one in candidates.items()}
 
 
 def _uses(table: Table, rows: Sequence[Trained], scores: Scores, sealed: SealedSets) -> list[Record]:
     """For each use the best row, and how far it is above each of the others."""
-    found = []
+    uses = []
     for metric, use in table.uses.items():
         names = [row.name for row in table.rows]
         best = max(names, key=lambda name: statistics.fmean(one.scores[metric] for one in scores[name]))
         others = [Claim(better=best, worse=name, metrics=(metric,), paper="") for name in names if name != best]
-        found.append(
+        uses.append(
             {
                 "metric": metric,
                 "use": use,
@@ -120,7 +120,7 @@ def _uses(table: Table, rows: Sequence[Trained], scores: Scores, sealed: SealedS
                 ],
             }
         )
-    return found
+    return uses
 
 
 def _claim(claim: Claim, metric: str, scores: Scores, sealed: SealedSets, from_scratch: bool) -> Record:

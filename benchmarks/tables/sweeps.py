@@ -112,13 +112,13 @@ def seed_points(table: Table, rows: Sequence[Row], rates: Mapping[str, float]) -
 
 def planned(table: Table) -> list[tuple[str, list[str]]]:
     """The sweep file and the words of `--set` of each sweep, as if the first rate were chosen for every row."""
-    found = []
+    sweeps = []
     for group, rows in enumerate(table.groups()):
         rates = {row.name: row.rates(table.rates) for row in rows}
         first = {name: some[0] for name, some in rates.items()}
         for kind, points in (("rates", search_points(rows, rates)), ("seeds", seed_points(table, rows, first))):
-            found.append((table.sweep, assignments(table, group, rows, points, kind)))
-    return found
+            sweeps.append((table.sweep, assignments(table, group, rows, points, kind)))
+    return sweeps
 
 
 def read_planned(file: str, words: Sequence[str], cluster: str | None) -> Sweep:
@@ -157,7 +157,7 @@ def promote_starts(table: Table, cluster: str | None) -> list[str]:
 def train_rows(table: Table, cluster: str | None) -> list[Trained]:
     """Runs what is not finished; the rows in their order."""
     place = read_cluster(cluster).folder / "sweeps"
-    found: dict[str, Trained] = {}
+    by_name: dict[str, Trained] = {}
     for group, rows in enumerate(table.groups()):
         objective = sweep_of(table, cluster).objectives[0]
         sign = 1 if objective.goal == "maximize" else -1
@@ -166,22 +166,22 @@ def train_rows(table: Table, cluster: str | None) -> list[Trained]:
         points = seed_points(table, rows, rates)
         sweep, seeds = _submitted(table, assignments(table, group, rows, points, "seeds"), cluster)
         for row in rows:
-            own = [_trial(seeds, {**row.settings, "seed": seed}) for seed in table.seeds]
-            if failed := [name for name in own if seeds.loc[name, "state"] != "finished"]:
+            trials = [_trial(seeds, {**row.settings, "seed": seed}) for seed in table.seeds]
+            if failed := [name for name in trials if seeds.loc[name, "state"] != "finished"]:
                 raise SweepError(
                     f"{sweep}: {', '.join(failed)} of row {row.name!r} did not finish; `babeltune trial` says why"
                 )
-            found[row.name] = Trained(
+            by_name[row.name] = Trained(
                 row=row,
                 rate=rates[row.name],
                 objective=objective.metric,
                 searched=scores[row.name],
                 searches=tuple(searches),
                 sweep=sweep,
-                trials=tuple(own),
-                logged=_logged(table, place / sweep, own),
+                trials=tuple(trials),
+                logged=_logged(table, place / sweep, trials),
             )
-    return [found[row.name] for row in table.rows]
+    return [by_name[row.name] for row in table.rows]
 
 
 def _search(
@@ -190,7 +190,7 @@ def _search(
     """Row -> learning rate -> the objective, and the ids of the sweeps that found it.
 
     A row whose best rate is at an edge is searched beyond it, `FURTHER` times at most."""
-    found: dict[str, dict[float, float | None]] = {row.name: {} for row in rows}
+    scores: dict[str, dict[float, float | None]] = {row.name: {} for row in rows}
     left: dict[str, Sequence[float]] = {row.name: row.rates(table.rates) for row in rows}
     searches: list[str] = []
     for more in range(1 + FURTHER):
@@ -201,9 +201,9 @@ def _search(
         sweep, runs = _submitted(table, assignments(table, group, some, search_points(some, left), kind), cluster)
         searches.append(sweep)
         for row in some:
-            found[row.name] |= _scores(runs, row, left[row.name], metric)
-            left[row.name] = next_rate(found[row.name], sign)
-    return found, searches
+            scores[row.name] |= _scores(runs, row, left[row.name], metric)
+            left[row.name] = next_rate(scores[row.name], sign)
+    return scores, searches
 
 
 def _submitted(table: Table, words: list[str], cluster: str | None) -> tuple[str, pd.DataFrame]:
@@ -216,19 +216,19 @@ def _submitted(table: Table, words: list[str], cluster: str | None) -> tuple[str
 
 def _trial(runs: pd.DataFrame, settings: Mapping[str, Scalar]) -> str:
     """The name of the trial with these settings."""
-    found = [str(name) for name, run in runs.iterrows() if all(run.get(SETTING + k) == v for k, v in settings.items())]
-    if len(found) != 1:
-        raise SweepError(f"{len(found)} trials have {dict(settings)}; there should be one")
-    return found[0]
+    names = [str(name) for name, run in runs.iterrows() if all(run.get(SETTING + k) == v for k, v in settings.items())]
+    if len(names) != 1:
+        raise SweepError(f"{len(names)} trials have {dict(settings)}; there should be one")
+    return names[0]
 
 
 def _scores(runs: pd.DataFrame, row: Row, rates: Sequence[float], metric: str) -> dict[float, float | None]:
     """Learning rate -> the row's objective."""
-    found: dict[float, float | None] = {}
+    scores: dict[float, float | None] = {}
     for rate in rates:
         run = runs.loc[_trial(runs, {**row.settings, RATE: rate})]
-        found[rate] = float(run[metric]) if run["state"] == "finished" else None
-    return found
+        scores[rate] = float(run[metric]) if run["state"] == "finished" else None
+    return scores
 
 
 def _logged(table: Table, folder: Path, trials: Sequence[str]) -> dict[str, tuple[float, ...]]:
