@@ -50,8 +50,8 @@ def commit() -> str:
     `BABELTUNE_COMMIT` says."""
     if name := os.environ.get("BABELTUNE_COMMIT"):
         return name
-    done = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    process = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)
+    return process.stdout.strip() or "unknown"
 
 
 def main(names: Sequence[str], package: str = "benchmarks", record_file: Path | None = None) -> int:
@@ -69,7 +69,7 @@ def main(names: Sequence[str], package: str = "benchmarks", record_file: Path | 
         record = {"commit": commit(), "titles": TITLES, "rows": [line for line, _ in rows]}
         write_whole(record_file, (json.dumps(record, ensure_ascii=False, indent=0) + "\n").encode())
         write_after(record_file)
-    return 0 if all(met for _, met in rows) else 1
+    return 0 if all(within_goal for _, within_goal in rows) else 1
 
 
 if __name__ == "__main__":

@@ -82,13 +82,13 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def unseen(data: Path, trained: set[str], queries: int) -> tuple[list[str], Pairs]:
-    """English texts of an index, and pairs of a query and the text that it has to find. None is in `trained`."""
+def unseen(data: Path, seen_texts: set[str], queries: int) -> tuple[list[str], Pairs]:
+    """English texts of an index, and pairs of a query and the text that it has to find. None is in `seen_texts`."""
     pairs = {
-        language: [pair for pair in texts(data, language, 10**6) if not trained.intersection(pair)]
+        language: [pair for pair in texts(data, language, 10**6) if not seen_texts.intersection(pair)]
         for language in (*LANGUAGES, *OTHERS)
     }
-    indexed = list(dict.fromkeys(right for some in pairs.values() for _, right in some))
+    indexed = list(dict.fromkeys(right for language_pairs in pairs.values() for _, right in language_pairs))
     return indexed, [pair for language in LANGUAGES for pair in pairs[language][-queries:]]
 
 
@@ -128,10 +128,10 @@ def nearest_hits(index: Path, pairs: Pairs, queries: Vectors) -> np.ndarray:
 def limits(hits: np.ndarray, of: np.ndarray | None = None) -> list[float]:
     """The share of hits, or its ratio to the share of another model, with its 95 % interval (bootstrap of queries)."""
     rows = np.random.default_rng(0).integers(len(hits), size=(DRAWS, len(hits)))
-    value, drawn = hits.mean(), hits[rows].mean(axis=1)
+    value, resampled = hits.mean(), hits[rows].mean(axis=1)
     if of is not None:
-        value, drawn = value / of.mean(), drawn / of[rows].mean(axis=1)
-    return [float(value), *np.quantile(drawn, (0.025, 0.975)).tolist()]
+        value, resampled = value / of.mean(), resampled / of[rows].mean(axis=1)
+    return [float(value), *np.quantile(resampled, (0.025, 0.975)).tolist()]
 
 
 def table(record: dict[str, Any]) -> str:

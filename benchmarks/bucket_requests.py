@@ -123,10 +123,12 @@ def main() -> None:
         place = Path(temporary)
         sweep_of(2, requests, place)  # makes the stores
         by_size = {trials: sweep_of(trials, requests, place) for trials in SIZES}
-    each = {trials: sum(part.requests.values()) / trials for trials, part in by_size.items()}
+    per_trial = {trials: sum(part.requests.values()) / trials for trials, part in by_size.items()}
     for trials, part in by_size.items():
         often = ", ".join(f"{name} {count / trials:.2f}" for name, count in part.requests.most_common(12))
-        print(f"{trials} trials: {each[trials]:.1f} requests and {part.sent / trials / 1000:.0f} kB a trial: {often}")
+        print(
+            f"{trials} trials: {per_trial[trials]:.1f} requests and {part.sent / trials / 1000:.0f} kB a trial: {often}"
+        )
     facts: dict[str, Any] = {
         "commit": commit(),
         "sizes": [
@@ -139,7 +141,7 @@ def main() -> None:
             for trials, part in by_size.items()
         ],
     }
-    verdict("bucket_requests", [Row(ours=each[SIZES[-1]], peer=each[SIZES[0]])], GOAL, args, **facts)
+    verdict("bucket_requests", [Row(ours=per_trial[SIZES[-1]], peer=per_trial[SIZES[0]])], GOAL, args, **facts)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ def main() -> None:
         sys.exit(f"no corpora in {options.data}; set BABELTUNE_DATA to the folder of the shared data")
     with trial_at(options.place, 0) as model:
         kinds = {
-            kind: sample_of(model, each, kind) for kind, each in kinds_of_text(options.data, options.pairs).items()
+            kind: sample_of(model, kind_texts, kind)
+            for kind, kind_texts in kinds_of_text(options.data, options.pairs).items()
         }
     usual = kinds.pop("none")
     rows = [drift_row(usual, usual, "none", 0.0, options)]
@@ -64,7 +65,7 @@ def kinds_of_text(data: Path, pairs: int) -> dict[str, list[str]]:
     """The texts of quiet months, and those of each kind of drift. No text is of two kinds."""
     news = {language: texts(data, language, 3 * pairs) for language in LANGUAGES}
     usual, later = (
-        [[pair[side] for pair in each[part]] for each in news.values() for side in (0, 1)]
+        [[pair[side] for pair in pairs_of[part]] for pairs_of in news.values() for side in (0, 1)]
         for part in (slice(pairs), slice(pairs, None))
     )
     columns = {
@@ -90,8 +91,8 @@ def kinds_of_text(data: Path, pairs: int) -> dict[str, list[str]]:
 
 def drift_row(usual: Sample, other: Sample, kind: str, share: float, options: argparse.Namespace) -> dict[str, Any]:
     """The months with an alarm, and how many of them each test had a part in."""
-    moved = round(share * options.queries)
-    months = [compared(usual, other, options.queries, moved, month) for month in range(options.months)]
+    count = round(share * options.queries)
+    months = [compared(usual, other, options.queries, count, month) for month in range(options.months)]
     alarms = sum(map(bool, months))
     print(f"{kind}, {share:g}: an alarm in {alarms} of {plural(options.months, 'month')}", flush=True)
     return {
@@ -102,13 +103,13 @@ def drift_row(usual: Sample, other: Sample, kind: str, share: float, options: ar
     }
 
 
-def compared(usual: Sample, other: Sample, queries: int, moved: int, seed: int) -> tuple[str, ...]:
+def compared(usual: Sample, other: Sample, queries: int, count: int, seed: int) -> tuple[str, ...]:
     """The kinds of drift that a month shows in which this number of queries is from `other`."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(usual.vectors))
-    now = rows_of(usual, order[: queries - moved])
-    if moved:
-        now = joined(now, rows_of(other, random.permutation(len(other.vectors))[:moved]))
+    now = rows_of(usual, order[: queries - count])
+    if count:
+        now = joined(now, rows_of(other, random.permutation(len(other.vectors))[:count]))
     return compare(rows_of(usual, order[queries:][:SAMPLE]).profile(), now).drifted
 
 
@@ -117,9 +118,11 @@ def rows_of(sample: Sample, places: np.ndarray) -> Sample:
     return replace(sample, **{name: values[places] for name, values in vars(sample).items()})
 
 
-def joined(one: Sample, other: Sample) -> Sample:
+def joined(sample: Sample, other: Sample) -> Sample:
     """The texts of both."""
-    return replace(one, **{name: np.concatenate([values, getattr(other, name)]) for name, values in vars(one).items()})
+    return replace(
+        sample, **{name: np.concatenate([values, getattr(other, name)]) for name, values in vars(sample).items()}
+    )
 
 
 def table(record: dict[str, Any]) -> str:

@@ -98,8 +98,8 @@ class Ours:
         tokens = self.tokenizer(texts, truncation=True, max_length=self.student.max_tokens)["input_ids"]
 
         def take(ids: Any) -> tuple[Any, Any]:
-            chosen = [tokens[i] for i in ids]
-            return np.concatenate(chosen), np.array([len(row) for row in chosen])
+            rows = [tokens[i] for i in ids]
+            return np.concatenate(rows), np.array([len(row) for row in rows])
 
         vectors = encode_all(self.encoder, take, np.arange(len(texts)), device="cpu")
         self.encoding = time.perf_counter() - started

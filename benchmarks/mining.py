@@ -54,8 +54,8 @@ def make_vectors(left: int, right: int, dim: int) -> tuple[NDArray[np.float32], 
     """Unit vectors; the first on the right lie near those on the left."""
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=(count, dim)).astype(np.float32) for count in (left, right))
-    both = min(left, right)
-    y[:both] += x[:both]
+    paired = min(left, right)
+    y[:paired] += x[:paired]
     for vectors in (x, y):
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     return x, y
@@ -127,15 +127,15 @@ def by_laser(x: NDArray[Any], y: NDArray[Any], k: int) -> list[tuple[int, int]]:
     """LASER's mine_bitexts.py with unit vectors: two faiss searches, ratio margins, `--retrieval max`."""
     (to_right, right), (to_left, left) = Peer(x, y).search(min(k, len(x), len(y)))
     means = to_right.mean(axis=1), to_left.mean(axis=1)
-    scored = []
+    candidates = []
     for i, (cosines, neighbours) in enumerate(zip(to_right, right, strict=True)):
         scores = cosines / ((means[0][i] + means[1][neighbours]) / 2)
-        scored.append((scores.max(), i, int(neighbours[scores.argmax()])))
+        candidates.append((scores.max(), i, int(neighbours[scores.argmax()])))
     for j, (cosines, neighbours) in enumerate(zip(to_left, left, strict=True)):
         scores = cosines / ((means[0][neighbours] + means[1][j]) / 2)
-        scored.append((scores.max(), int(neighbours[scores.argmax()]), j))
+        candidates.append((scores.max(), int(neighbours[scores.argmax()]), j))
     pairs, seen_left, seen_right = [], set(), set()
-    for _, i, j in sorted(scored, key=lambda item: -item[0]):
+    for _, i, j in sorted(candidates, key=lambda item: -item[0]):
         if i not in seen_left and j not in seen_right:
             seen_left.add(i)
             seen_right.add(j)
@@ -148,9 +148,9 @@ def margins(x: NDArray[np.float32], y: NDArray[np.float32], matches: Matches) ->
     times = 20
     ours = cpu_seconds(lambda: [candidate_scores(matches, "ratio") for _ in range(times)]) / times
     started = time.process_time()
-    expected = by_loop(x, y, matches)
+    reference = by_loop(x, y, matches)
     peer = time.process_time() - started
-    return peer / ours, float(np.abs(candidate_scores(matches, "ratio").numpy() - expected).max())
+    return peer / ours, float(np.abs(candidate_scores(matches, "ratio").numpy() - reference).max())
 
 
 def random_shards(count: int, dim: int, seed: int) -> Iterator[NDArray[np.float32]]:
@@ -184,9 +184,9 @@ def search_memory(root: Path, sides: Sequence[Sequence[Path]], count: int) -> No
     ended.set()
     watcher.join()
     result = nothing(count, count, K)
-    held = [result.forward, result.backward]
-    held += [part for side in (matches.forward, matches.backward) for part in (side.cosine, side.index)]
-    (root / "peak").write_text(str(most[0] - before - sum(part.nbytes for part in held)))
+    tensors = [result.forward, result.backward]
+    tensors += [part for side in (matches.forward, matches.backward) for part in (side.cosine, side.index)]
+    (root / "peak").write_text(str(most[0] - before - sum(part.nbytes for part in tensors)))
 
 
 def memory() -> dict[int, int]:
@@ -218,24 +218,24 @@ def mined_text(count: int, model: str | None) -> dict[str, Any]:
         folder = Path(place)
         for name, lines in (("sources", sorted(translations)), ("targets", sorted(translations.values()))):
             (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-        chosen = model_at(str(model_folder(model or BUNDLED, None, setting="--model")))
+        encoder = model_at(str(model_folder(model or BUNDLED, None, setting="--model")))
         started = time.monotonic()
-        done = mine(
+        report = mine(
             folder / "sources",
             folder / "targets",
             folder / "out.tsv",
             Settings(),
-            Encoding(models=(chosen, chosen), storage=folder, progress=lambda *_: None),
+            Encoding(models=(encoder, encoder), storage=folder, progress=lambda *_: None),
         )
         seconds = time.monotonic() - started
         rows = [line.split("\t")[1:] for line in (folder / "out.tsv").read_text(encoding="utf-8").splitlines()]
         # Encoded again, in another order: a shard whose vectors stand beside other texts does not pass for the truth.
         sides = [list(translations), list(dict.fromkeys(translations.values()))]
-        x, y = (Rows(chosen.encode(side)).block(0, len(side)).numpy() for side in sides)
+        x, y = (Rows(encoder.encode(side)).block(0, len(side)).numpy() for side in sides)
     reference = sum(translations[sides[0][i]] == sides[1][j] for i, j in by_laser(x, y, K))
     right = sum(translations.get(source) == target for source, target in rows)
     return {
-        "sentences": [done.source.usable, done.target.usable],
+        "sentences": [report.source.usable, report.target.usable],
         "seconds": seconds,
         "memory": own_peak(),
         "recall": right / len(translations),

@@ -52,8 +52,8 @@ class OpeningCost:
     mb: float
 
     def shown(self) -> str:
-        each = 1000 * self.mb / self.groups
-        return f"{self.groups:6d} {self.cpu:10.1f} {self.wall:10.1f} {self.mb:10.1f} {each:12.0f}"
+        kb_per_group = 1000 * self.mb / self.groups
+        return f"{self.groups:6d} {self.cpu:10.1f} {self.wall:10.1f} {self.mb:10.1f} {kb_per_group:12.0f}"
 
 
 HEAD = f"{'groups':>6} {'CPU s':>10} {'wall s':>10} {'MB':>10} {'KB a group':>12}"
@@ -76,7 +76,7 @@ def asking(pool: WorkerPool) -> Callable[[], None]:
 def opened(groups: int, place: Path) -> OpeningCost:
     """Opens the groups in this process."""
     process = psutil.Process()
-    before, started, spent = process.memory_info().rss, time.perf_counter(), time.process_time()
+    before, started, cpu_start = process.memory_info().rss, time.perf_counter(), time.process_time()
     settings = PoolSettings(
         count=groups,
         workers=1,
@@ -94,7 +94,7 @@ def opened(groups: int, place: Path) -> OpeningCost:
         for _ in range(SURVEYS):
             pool._surveyed = 0.0
             pool.mend()
-        cpu, wall = time.process_time() - spent, time.perf_counter() - started
+        cpu, wall = time.process_time() - cpu_start, time.perf_counter() - started
         return OpeningCost(groups, cpu, wall, (process.memory_info().rss - before) / 1e6)
 
 
@@ -122,8 +122,8 @@ def main() -> None:
             with TemporaryDirectory() as place:
                 sizes.append(opened(groups, Path(place)))
             print(sizes[-1].shown(), flush=True)
-    small, large = (each.cpu / each.groups for each in (sizes[0], sizes[-1]))
-    facts: dict[str, Any] = {"commit": commit(), "sizes": [asdict(each) for each in sizes]}
+    small, large = (size.cpu / size.groups for size in (sizes[0], sizes[-1]))
+    facts: dict[str, Any] = {"commit": commit(), "sizes": [asdict(size) for size in sizes]}
     row = Row(ours=large, peer=small)
     verdict("opening", [row], 1.0, args, broken=faults(sizes), unit="CPU seconds of a group", **facts)
 

@@ -73,8 +73,8 @@ def tasks(rows: int | None = None) -> list[TextTask]:
         Clustering(name="sib", source=sib, label="category"),
         Transfer(name="sib_head", source=sib, label="category", split="sib_split", language="eng_Latn"),
     ]
-    read = subsets(read_eval([replace(task, limit=rows) for task in sets], ROOT), ("eng",))
-    return [*read, *(mining_set(task) for task in read if task.name == "ntrex")]
+    subset_tasks = subsets(read_eval([replace(task, limit=rows) for task in sets], ROOT), ("eng",))
+    return [*subset_tasks, *(mining_set(task) for task in subset_tasks if task.name == "ntrex")]
 
 
 def mining_set(task: TextTask) -> TextTask:
@@ -82,11 +82,11 @@ def mining_set(task: TextTask) -> TextTask:
     pairs = list({left: (left, right) for left, right in zip(task.left, task.right, strict=True)}.values())
     pairs = list({right: (left, right) for left, right in pairs}.values())
     random = np.random.default_rng(len(pairs))
-    drawn = random.permutation(len(pairs))
+    order = random.permutation(len(pairs))
     halves = []
-    for half in np.array_split(drawn, 2):
-        both, lefts, rights = np.array_split(half, MINED)
-        sides = [random.permutation(np.concatenate([both, alone])) for alone in (lefts, rights)]
+    for half in np.array_split(order, 2):
+        paired, lefts, rights = np.array_split(half, MINED)
+        sides = [random.permutation(np.concatenate([paired, alone])) for alone in (lefts, rights)]
         places = [{int(row): place for place, row in enumerate(side)} for side in sides]
         halves.append(
             TextTask(
@@ -97,7 +97,7 @@ def mining_set(task: TextTask) -> TextTask:
                 right=tuple(pairs[row][1] for row in sides[1]),
                 left_languages=task.left_languages,
                 right_languages=task.right_languages,
-                gold=tuple((places[0][int(row)], places[1][int(row)]) for row in both),
+                gold=tuple((places[0][int(row)], places[1][int(row)]) for row in paired),
             )
         )
     return replace(halves[1], fit=halves[0])
@@ -105,9 +105,9 @@ def mining_set(task: TextTask) -> TextTask:
 
 def cells(folder: str, rows: int | None = None) -> Iterator[Cell]:
     """Every cell of one model."""
-    chosen = tasks(rows)
+    eval_tasks = tasks(rows)
     encoder = Ours(folder)
-    ours = evaluate_texts(chosen, encoder.encode)
+    ours = evaluate_texts(eval_tasks, encoder.encode)
     model = loaded(folder)
     cache: dict[str, NDArray[np.float32]] = {}
 
@@ -117,10 +117,10 @@ def cells(folder: str, rows: int | None = None) -> Iterator[Cell]:
         rows = np.stack([cache[text] for text in texts]).astype(np.float64)
         return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
-    by_mteb = [task for task in chosen if task.name in ("ntrex", "tatoeba", "stsb")]
+    by_mteb = [task for task in eval_tasks if task.name in ("ntrex", "tatoeba", "stsb")]
     for name, value in mteb_scores(by_mteb, model).items():
         yield Cell(name, "mteb", ours[name], value)
-    for task in chosen:
+    for task in eval_tasks:
         for metric, reference, value, *allowed in REFERENCES[task.kind](task, unit):
             name = f"test/{task.name}/{task.subset}/{metric}"
             yield Cell(name, reference, ours[name], value, *allowed)
@@ -239,9 +239,12 @@ def main() -> None:
             name = cell.name.removeprefix("test/")
             apart = f"{cell.ours - cell.peer:+.4f} | {cell.allowed:.4f}"
             print(f"| {name} | {cell.reference} | {cell.ours:.4f} | {cell.peer:.4f} | {apart} |")
-        off = list(itertools.filterfalse(lambda cell: cell.holds, results))
-        print(f"{len(results)} cells, {len(off)} beyond their tolerance: {[cell.name for cell in off]}", flush=True)
-        broken += len(off)
+        outside = list(itertools.filterfalse(lambda cell: cell.holds, results))
+        print(
+            f"{len(results)} cells, {len(outside)} beyond their tolerance: {[cell.name for cell in outside]}",
+            flush=True,
+        )
+        broken += len(outside)
     sys.exit(1 if broken else 0)
 
 

@@ -95,13 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def contestants(storage: Path) -> Mapping[str, Contestant]:
         work = read_pretrained(options.encoder, storage)
         print(f"{len(work.prepared.pairs()):,} pairs", flush=True)
-        trained: dict[str, Callable[[Work, float, int, Path], int]] = {"start": untrained, "ours": ours}
-        trained |= {f"{rate:g}": functools.partial(ranked, rate=rate) for rate in RATES}
+        training_functions: dict[str, Callable[[Work, float, int, Path], int]] = {"start": untrained, "ours": ours}
+        training_functions |= {f"{rate:g}": functools.partial(ranked, rate=rate) for rate in RATES}
 
         def scored(train: Callable[[Work, float, int, Path], int]) -> Contestant:
             return lambda seconds, seed, folder: (train(work, seconds, seed, folder), work)
 
-        return {name: scored(train) for name, train in trained.items()}
+        return {name: scored(train) for name, train in training_functions.items()}
 
     rows = run_rows(options, NAMES, contestants)
     for seconds in sorted({row.seconds for row in rows}):

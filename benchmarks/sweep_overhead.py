@@ -127,8 +127,8 @@ def main() -> None:
             wait_for(pool)
             rows = []
             for number in range(args.rounds):
-                took = run(sweep, pool, place / f"round-{number}", SECONDS, lambda *_: None)
-                rows.append(Row(ours=took, peer=ideal))
+                seconds = run(sweep, pool, place / f"round-{number}", SECONDS, lambda *_: None)
+                rows.append(Row(ours=seconds, peer=ideal))
                 print(f"round {number + 1}: {rows[-1].ours:.2f} s for {ideal:g} s of work", flush=True)
     verdict("sweep_overhead", rows, GOAL, args, unit="wall seconds")
 

@@ -127,13 +127,13 @@ def dead_server(place: Path) -> list[float]:
         tracker = opened(uri, place / "dead" / "events.jsonl", "dead")
         tracker.metrics(0, [point(step) for step in range(1, 2000)])
         os.killpg(group, signal.SIGSTOP)
-        stopped = waits(tracker, DEAD, 2000)
+        while_stopped = waits(tracker, DEAD, 2000)
         os.killpg(group, signal.SIGKILL)
-        dead = waits(tracker, DEAD, 2000 + len(stopped))
+        while_dead = waits(tracker, DEAD, 2000 + len(while_stopped))
         if tracker.waiting() == 0:
             raise SystemExit("the dead server took everything, so nothing was measured")
         tracker.close(0)
-    return stopped + dead
+    return while_stopped + while_dead
 
 
 def main() -> None:
@@ -147,8 +147,8 @@ def main() -> None:
         open_client(direct).search_experiments()
         with server(place / "server") as (uri, _):
             for round_ in range(args.rounds):
-                for kind, where in (("server", uri), ("direct", direct)):
-                    rates_by_kind[kind].append(throughput(where, place, 2 * round_ + (kind == "direct")))
+                for kind, target in (("server", uri), ("direct", direct)):
+                    rates_by_kind[kind].append(throughput(target, place, 2 * round_ + (kind == "direct")))
                     print(f"round {round_ + 1}: {kind} {rates_by_kind[kind][-1]:,.0f} metrics/s", flush=True)
         longest = []
         for round_ in range(args.rounds):

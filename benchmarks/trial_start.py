@@ -95,9 +95,9 @@ class Starts:
             trials=TRIALS,
             stop=StopSignal(),
         )
-        first, *others = (stepped[number] - proposed[number] for number in sorted(stepped))
+        first, *later = (stepped[number] - proposed[number] for number in sorted(stepped))
         self.cold.append(first)
-        return statistics.median(others)
+        return statistics.median(later)
 
     def peer(self) -> float:
         """Seconds of a trial of stock Tune and Train."""

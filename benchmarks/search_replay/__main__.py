@@ -63,9 +63,9 @@ def run(corpora: dict[str, Corpus], contestants: Sequence[Contestant], seeds: in
     surrogates = {name: Surrogate(corpus, sweep_of(name)) for name, corpus in corpora.items()}
     for name, surrogate in surrogates.items():
         print(describe(surrogate), flush=True)
-        others = [other for other in surrogates.values() if other is not surrogate]
+        other_surrogates = [candidate for candidate in surrogates.values() if candidate is not surrogate]
         for contestant in contestants:
-            points = portfolio(others, contestant.portfolio) if contestant.portfolio else []
+            points = portfolio(other_surrogates, contestant.portfolio) if contestant.portfolio else []
             outcomes = cache.rows.setdefault(contestant.name, {}).setdefault(name, [])
             outcomes += [
                 contest(surrogate, contestant, points, n)
@@ -85,7 +85,9 @@ class OutcomeCache:
             record = json.loads(path.read_text(encoding="utf-8"))
             if record["table"] == self._digest:
                 self.rows = {
-                    name: {corpus: [Outcome(**one) for one in outcomes] for corpus, outcomes in by_corpus.items()}
+                    name: {
+                        corpus: [Outcome(**outcome) for outcome in outcomes] for corpus, outcomes in by_corpus.items()
+                    }
                     for name, by_corpus in record["rows"].items()
                 }
 
@@ -96,7 +98,7 @@ class OutcomeCache:
 
 def quartiles(outcomes: Sequence[Outcome]) -> tuple[float, float, float]:
     """Of the compute; a search that found nothing good enough counts what it spent."""
-    low, middle, high = np.percentile([one.seconds for one in outcomes], [25, 50, 75], method="nearest")
+    low, middle, high = np.percentile([outcome.seconds for outcome in outcomes], [25, 50, 75], method="nearest")
     return float(low), float(middle), float(high)
 
 
@@ -120,12 +122,12 @@ def show(rows: Rows, corpora: Sequence[str]) -> None:
         for corpus in corpora:
             low, middle, high = quartiles(by_corpus[corpus])
             cells += f"{f'{middle:.1f} ({low:.1f} {high:.1f})':>22}"
-        compared = "".join(
+        ratio_cells = "".join(
             f"{f'{ratio(rows, name, other):.2f}' if other in rows else '-':>{size}}"
             for other, size in (("random", 9), ("today", 8))
         )
-        share = np.mean([one.found for outcomes in by_corpus.values() for one in outcomes])
-        print(f"{name:<{width}}{cells}{compared}{f'{share:.0%}':>7}{len(by_corpus[corpora[0]]):>7}")
+        share = np.mean([outcome.found for outcomes in by_corpus.values() for outcome in outcomes])
+        print(f"{name:<{width}}{cells}{ratio_cells}{f'{share:.0%}':>7}{len(by_corpus[corpora[0]]):>7}")
 
 
 def verdict(rows: Rows) -> bool:
@@ -149,8 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     corpora = read_table(args.table)
-    chosen = [one for one in CONTESTANTS if not args.only or one.name in args.only]
-    rows = run(corpora, chosen, args.seeds, OutcomeCache(args.json, args.table))
+    contestants = [contestant for contestant in CONTESTANTS if not args.only or contestant.name in args.only]
+    rows = run(corpora, contestants, args.seeds, OutcomeCache(args.json, args.table))
     show(rows, list(corpora))
     return 0 if verdict(rows) else 1
 

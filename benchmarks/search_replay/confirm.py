@@ -35,23 +35,23 @@ class Spent:
 
 def until(trials: Sequence[Spent], enough: float) -> tuple[int, float] | None:
     """How many trials, and their counted seconds, up to the first with this accuracy; None where there is none."""
-    spent = itertools.accumulate(trial.seconds for trial in trials)
-    hits = ((count, seconds) for count, seconds in enumerate(spent, 1) if trials[count - 1].accuracy >= enough)
+    cumulative = itertools.accumulate(trial.seconds for trial in trials)
+    hits = ((count, seconds) for count, seconds in enumerate(cumulative, 1) if trials[count - 1].accuracy >= enough)
     return next(hits, None)
 
 
 def searched(sweep: Sweep, cluster: str | None, rates: tuple[float, float]) -> list[Spent]:
     """Runs the sweep, unless it is finished; its trials in their order."""
-    done = bt.submit(sweep, cluster=cluster)
-    prepared = prepare(sweep, done.folder.parents[1])
-    rows = bt.runs(done.id, cluster=cluster)
+    result = bt.submit(sweep, cluster=cluster)
+    prepared = prepare(sweep, result.folder.parents[1])
+    rows = bt.runs(result.id, cluster=cluster)
     trials = []
     for number in range(sweep.budget.trials):
         row = rows.loc[f"t{number:04d}"]
-        trial = make_trial(sweep, number, bt.trial(f"{done.id}/t{number:04d}", cluster=cluster).settings)
+        trial = make_trial(sweep, number, bt.trial(f"{result.id}/t{number:04d}", cluster=cluster).settings)
         seconds = float(row["pairs"]) * work_of_a_pair(trial, prepared, torch.device("cpu")).seconds(rates)
-        finished = row["state"] == "finished"
-        trials.append(Spent(seconds, float(row[sweep.objectives[0].metric]) if finished else 0.0))
+        is_finished = row["state"] == "finished"
+        trials.append(Spent(seconds, float(row[sweep.objectives[0].metric]) if is_finished else 0.0))
     return trials
 
 
@@ -67,8 +67,8 @@ def confirm(corpus: str, cluster: str | None, rates: tuple[float, float]) -> Non
     enough = best - math.sqrt(best * (1 - best) / JUDGED)
     print(f"{corpus}: best {best:.4f}, enough {enough:.4f}")
     for way, trials in by_way.items():
-        spent = until(trials, enough)
-        words = f"{spent[1]:.1f} counted s, {spent[0]} trials" if spent else "not found"
+        cost = until(trials, enough)
+        words = f"{cost[1]:.1f} counted s, {cost[0]} trials" if cost else "not found"
         print(
             f"  {way}: {words}; all {TRIALS} trials: {sum(trial.seconds for trial in trials):.1f} counted s", flush=True
         )

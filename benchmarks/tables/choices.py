@@ -24,20 +24,20 @@ def choices_of(record: Record) -> str:
     values = {row["name"]: row["values"] for row in record["rows"]}
     rows = [
         [
-            each["use"],
-            titles[each["metric"]],
-            f"**{each['best']}**",
-            mean_of(values[each["best"]][each["metric"]]),
-            ", ".join(level(each, record)) or "none",
+            use["use"],
+            titles[use["metric"]],
+            f"**{use['best']}**",
+            mean_of(values[use["best"]][use["metric"]]),
+            ", ".join(level(use, record)) or "none",
         ]
-        for each in record["uses"]
+        for use in record["uses"]
     ]
     return table_of(["you want to", "score", "take", "its score", "level with it"], rows)
 
 
 def level(use: Record, record: Record) -> list[str]:
     """The rows that are not shown to be below the best one. Each may have the learning rate that suits it."""
-    return [each["worse"] for each in use["others"] if verdict({**each, "searched": []}, record).outcome != "holds"]
+    return [other["worse"] for other in use["others"] if verdict({**other, "searched": []}, record).outcome != "holds"]
 
 
 def advice_on(record: Record) -> list[str]:
@@ -89,7 +89,7 @@ def speeds_of(record: Record) -> list[str]:
     noise = max(1 + SPEED_NOISE, *(max(speeds) / min(speeds) for speeds in alike.values()))
     groups: list[list[Record]] = []
     for row in sorted(rows, key=lambda row: min(row["logged"][SPEED])):
-        if groups and min(row["logged"][SPEED]) <= noise * max(max(one["logged"][SPEED]) for one in groups[-1]):
+        if groups and min(row["logged"][SPEED]) <= noise * max(max(member["logged"][SPEED]) for member in groups[-1]):
             groups[-1].append(row)
         else:
             groups.append([row])

@@ -28,13 +28,13 @@ def heat_maps_of(folder: SweepFolder) -> dict[str, Any]:
 
 def draw(maps: Maps, picture: Path) -> None:
     """Two panels, before and after training, one square for each two sentences."""
-    with panels(picture, 2, 3.2) as (figure, both):
-        for panel, when in zip(both, ("before", "after"), strict=True):
-            mesh = panel.pcolormesh(maps[when], vmin=0, vmax=1, cmap="Blues")
+    with panels(picture, 2, 3.2) as (figure, axes):
+        for panel, moment in zip(axes, ("before", "after"), strict=True):
+            mesh = panel.pcolormesh(maps[moment], vmin=0, vmax=1, cmap="Blues")
             panel.set(
-                title=f"{when} training", ylabel=maps["languages"][0], xlabel=maps["languages"][1], aspect="equal"
+                title=f"{moment} training", ylabel=maps["languages"][0], xlabel=maps["languages"][1], aspect="equal"
             )
             panel.invert_yaxis()
             panel.set_xticks([])
             panel.set_yticks([])
-        figure.colorbar(mesh, ax=both, label="cosine")
+        figure.colorbar(mesh, ax=axes, label="cosine")

@@ -19,15 +19,15 @@ def claims(more: int, fewer: int) -> tuple[Claim, Claim]:
     """What the paper prints of two numbers of dimensions; scores within 0.1 are level."""
     orderings = []
     ours = "extended by us to French and Russian"
-    for metric, printed, name, extended in ((FEW, TATOEBA, "Tatoeba", ours), (MANY, UN, "UN", f"{ours}, of news")):
-        level = abs(float(printed[more]) - float(printed[fewer])) < 0.15
+    for metric, figures, name, extended in ((FEW, TATOEBA, "Tatoeba", ours), (MANY, UN, "UN", f"{ours}, of news")):
+        level = abs(float(figures[more]) - float(figures[fewer])) < 0.15
         orderings.append(
             Claim(
                 better=row_name(more),
                 worse=row_name(fewer),
                 metrics=(metric,),
                 kind="level" if level else "above",
-                paper=f"table 6, mean: {name} {printed[more]} against {printed[fewer]}; {extended}",
+                paper=f"table 6, mean: {name} {figures[more]} against {figures[fewer]}; {extended}",
             )
         )
     return orderings[0], orderings[1]

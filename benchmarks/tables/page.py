@@ -165,8 +165,8 @@ def _curve(record: Record) -> list[str]:
     scores = " and ".join(column["title"] for column in record["columns"])
     words = f"scores by dimension, {scores}"
     start = f" A dotted line is the score of *{record['start_name']}*." if "start_name" in record else ""
-    shown = f"The picture shows the {words}. Bars are standard deviations over seeds.{start}"
-    return [f"![{words}]({record['name']}.svg)", shown]
+    caption = f"The picture shows the {words}. Bars are standard deviations over seeds.{start}"
+    return [f"![{words}]({record['name']}.svg)", caption]
 
 
 def _failures(record: Record, others: Mapping[str, Record]) -> list[str]:
@@ -259,7 +259,7 @@ def _orderings(record: Record) -> str:
 def _run(record: Record) -> str:
     run = record["run"]
     rates = sorted({rate for row in record["rows"] for rate in row["searched"]}, key=float)
-    searched = [
+    rows = [
         [row["name"], *(_score(row["searched"][rate]) if rate in row["searched"] else "" for rate in rates)]
         for row in record["rows"]
     ]
@@ -278,7 +278,7 @@ def _run(record: Record) -> str:
     parts = [
         table_of(["what", "value"], facts),
         f"Learning rates on dev, by `{run['objective']}`:",
-        table_of(["row", *rates], searched),
+        table_of(["row", *rates], rows),
         *([edge] if _searches(record) else []),
     ]
     return "\n\n".join(parts)

@@ -61,10 +61,12 @@ def claims(language: str) -> list[Claim]:
     """The printed order of each two that are compared, in each score."""
     metrics = (f"test/tatoeba/{language}-eng/accuracy", ENGLISH, f"test/sts_other/{language}/spearman")
     orderings = []
-    for one, other in COMPARED:
-        place = "table 4" if {PRIORITY, AVERAGE} & {one, other} else "table 2"
-        for metric, *figures in zip(metrics, PRINTED[language][one], PRINTED[language][other], strict=True):
-            (high, above), (low, below) = sorted(zip(figures, (one, other), strict=True), reverse=True)
+    for first_loss, second_loss in COMPARED:
+        place = "table 4" if {PRIORITY, AVERAGE} & {first_loss, second_loss} else "table 2"
+        for metric, *figures in zip(
+            metrics, PRINTED[language][first_loss], PRINTED[language][second_loss], strict=True
+        ):
+            (high, above), (low, below) = sorted(zip(figures, (first_loss, second_loss), strict=True), reverse=True)
             orderings += orders(
                 row_name(above, language), row_name(below, language), {metric: f"{place}: {high} against {low}"}
             )

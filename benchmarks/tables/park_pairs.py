@@ -34,10 +34,10 @@ LABELS: dict[str, dict[str, Scalar]] = {
 }
 
 
-def joining(name: str, chosen: Callable[[dict[str, Any]], object]) -> Row:
+def joining(name: str, is_joined: Callable[[dict[str, Any]], object]) -> Row:
     """A row of priority labels that also learns from the joined texts that are chosen."""
     sources = yaml.safe_load(find_file(SWEEP).read_text(encoding="utf-8"))["data"]["train"]
-    places = [place for place, source in enumerate(sources) if source.get("format") == "pivot" and chosen(source)]
+    places = [place for place, source in enumerate(sources) if source.get("format") == "pivot" and is_joined(source)]
     return Row(
         name=name,
         settings=LABELS["priority"] | {"temperature": FIVE_MATCHED},

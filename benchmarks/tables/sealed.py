@@ -46,8 +46,8 @@ class SealedSets:
         """Each of these trials, and `untrained`, in their order."""
         left = [name for name in trials if not self._score_file(name).exists()]
         with FreshScorer() as rescore:
-            for some in [left] if self.target and left else [[name] for name in left]:
-                for name, scored in self._open(some, rescore).items():
+            for batch in [left] if self.target and left else [[name] for name in left]:
+                for name, scored in self._open(batch, rescore).items():
                     self._score_file(name).parent.mkdir(parents=True, exist_ok=True)
                     write_json(self._score_file(name), plain(scored))
         for name in trials:

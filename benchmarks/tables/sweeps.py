@@ -88,21 +88,21 @@ def search_points(rows: Sequence[Row], rates: Mapping[str, Sequence[float]]) -> 
     return [{**row.settings, RATE: rate, "seed": SEARCH_SEED} for row in rows for rate in rates[row.name]]
 
 
-def next_rate(searched: Mapping[float, float | None], sign: int) -> list[float]:
+def next_rate(scores: Mapping[float, float | None], sign: int) -> list[float]:
     """The rate beyond the best one, by the same factor, if the best is the least or the largest; else none.
 
     `sign` is 1 if a larger score is better, and -1 otherwise."""
-    tried = sorted(searched)
-    best = best_rate(searched, sign)
-    if len(tried) < 2 or tried[0] < best < tried[-1]:
+    rates = sorted(scores)
+    best = best_rate(scores, sign)
+    if len(rates) < 2 or rates[0] < best < rates[-1]:
         return []
-    beside = tried[1] if best == tried[0] else tried[-2]
+    beside = rates[1] if best == rates[0] else rates[-2]
     return [float(f"{best * best / beside:.1g}")]
 
 
-def best_rate(searched: Mapping[float, float | None], sign: int) -> float:
+def best_rate(scores: Mapping[float, float | None], sign: int) -> float:
     """The rate whose score is best."""
-    return max((sign * score, rate) for rate, score in searched.items() if score is not None)[1]
+    return max((sign * score, rate) for rate, score in scores.items() if score is not None)[1]
 
 
 def seed_points(table: Table, rows: Sequence[Row], rates: Mapping[str, float]) -> Points:
@@ -115,7 +115,7 @@ def planned(table: Table) -> list[tuple[str, list[str]]]:
     sweeps = []
     for group, rows in enumerate(table.groups()):
         rates = {row.name: row.rates(table.rates) for row in rows}
-        first = {name: some[0] for name, some in rates.items()}
+        first = {name: row_rates[0] for name, row_rates in rates.items()}
         for kind, points in (("rates", search_points(rows, rates)), ("seeds", seed_points(table, rows, first))):
             sweeps.append((table.sweep, assignments(table, group, rows, points, kind)))
     return sweeps
@@ -145,12 +145,12 @@ def promote_starts(table: Table, cluster: str | None) -> list[str]:
     place, ids = read_cluster(cluster), []
     for file in table.before:
         name = read_planned(file, (), cluster).name
-        done = bt.submit(file, cluster=cluster)
-        ids.append(done.id)
+        result = bt.submit(file, cluster=cluster)
+        ids.append(result.id)
         if champion_of(place.mlflow, name, "champion") is None:
-            decision = promote(done.id, place)
+            decision = promote(result.id, place)
             if decision.registered is None:
-                raise SweepError(f"{done.id} was not promoted: {'; '.join(decision.reasons)}")
+                raise SweepError(f"{result.id} was not promoted: {'; '.join(decision.reasons)}")
     return ids
 
 
@@ -162,7 +162,7 @@ def train_rows(table: Table, cluster: str | None) -> list[Trained]:
         objective = sweep_of(table, cluster).objectives[0]
         sign = 1 if objective.goal == "maximize" else -1
         scores, searches = _search(table, group, rows, objective.metric, sign, cluster)
-        rates = {name: best_rate(searched, sign) for name, searched in scores.items()}
+        rates = {name: best_rate(row_scores, sign) for name, row_scores in scores.items()}
         points = seed_points(table, rows, rates)
         sweep, seeds = _submitted(table, assignments(table, group, rows, points, "seeds"), cluster)
         for row in rows:
@@ -194,13 +194,15 @@ def _search(
     left: dict[str, Sequence[float]] = {row.name: row.rates(table.rates) for row in rows}
     searches: list[str] = []
     for more in range(1 + FURTHER):
-        some = [row for row in rows if left[row.name]]
-        if not some:
+        open_rows = [row for row in rows if left[row.name]]
+        if not open_rows:
             break
         kind = f"rates_{more}" if more else "rates"
-        sweep, runs = _submitted(table, assignments(table, group, some, search_points(some, left), kind), cluster)
+        sweep, runs = _submitted(
+            table, assignments(table, group, open_rows, search_points(open_rows, left), kind), cluster
+        )
         searches.append(sweep)
-        for row in some:
+        for row in open_rows:
             scores[row.name] |= _scores(runs, row, left[row.name], metric)
             left[row.name] = next_rate(scores[row.name], sign)
     return scores, searches
@@ -208,10 +210,10 @@ def _search(
 
 def _submitted(table: Table, words: list[str], cluster: str | None) -> tuple[str, pd.DataFrame]:
     """The sweep's id and its trials, once it is finished."""
-    done = bt.submit(read_planned(table.sweep, words, cluster), cluster=cluster)
-    if done.state != "finished":
-        raise SweepError(f"{done.id} is {done.state}; run the table again to go on")
-    return done.id, bt.runs(done.id, cluster=cluster)
+    result = bt.submit(read_planned(table.sweep, words, cluster), cluster=cluster)
+    if result.state != "finished":
+        raise SweepError(f"{result.id} is {result.state}; run the table again to go on")
+    return result.id, bt.runs(result.id, cluster=cluster)
 
 
 def _trial(runs: pd.DataFrame, settings: Mapping[str, Scalar]) -> str:

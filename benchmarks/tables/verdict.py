@@ -74,7 +74,7 @@ def _judge(ordering: Judged) -> Verdict:
     widest = (min(low, mean - reach), max(high, mean + reach))
     if ordering.kind == "level":
         return _level(widest, ordering.margin)
-    if (widest[0] > 0 or widest[1] < 0) and not all(sign * each * mean > 0 for each in ordering.searched):
+    if (widest[0] > 0 or widest[1] < 0) and not all(sign * difference * mean > 0 for difference in ordering.searched):
         return Verdict("undecided", "the learning rates differ, and at equal rates the dev sets do not show this order")
     if widest[0] > 0 or widest[1] < 0:
         side = "above" if sign * mean > 0 else "below"  # as the differences are written
