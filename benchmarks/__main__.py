@@ -31,31 +31,33 @@ TITLES = ("benchmark", "ratio", "min", "max", "goal", "")
 def run(name: str, package: str, place: Path) -> tuple[tuple[str, ...], bool]:
     """One line of the table, and whether the goal was met."""
     print(f"== {name}", flush=True)
-    kept = place / f"{name}.json"
-    code = subprocess.run([sys.executable, "-m", f"{package}.{name}", "--json", str(kept)], check=False).returncode
-    if not kept.exists():
+    record_file = place / f"{name}.json"
+    code = subprocess.run(
+        [sys.executable, "-m", f"{package}.{name}", "--json", str(record_file)], check=False
+    ).returncode
+    if not record_file.exists():
         return (name, "-", "-", "-", "-", f"crashed with exit code {code}"), False
-    found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
-    middle, least, most = (figure(found["ratios"]) for figure in (statistics.median, min, max))
-    floor = found["floor"]
-    uneven = [f"the worst round is below {floor:.3g}"] if middle >= found["goal"] and least < floor else []
-    word = "; ".join(["missed" if code else "met", *uneven, *found["broken"]])
-    return (name, *(f"{ratio:.3g}" for ratio in (middle, least, most)), f"{found['goal']:.3g}", word), not code
+    record: dict[str, Any] = json.loads(record_file.read_text(encoding="utf-8"))
+    middle, least, most = (figure(record["ratios"]) for figure in (statistics.median, min, max))
+    floor = record["floor"]
+    uneven = [f"the worst round is below {floor:.3g}"] if middle >= record["goal"] and least < floor else []
+    word = "; ".join(["missed" if code else "met", *uneven, *record["broken"]])
+    return (name, *(f"{ratio:.3g}" for ratio in (middle, least, most)), f"{record['goal']:.3g}", word), not code
 
 
 def commit() -> str:
     """The commit that is measured, with a plus if files were changed since; where there is no git, as
     `BABELTUNE_COMMIT` says."""
-    if named := os.environ.get("BABELTUNE_COMMIT"):
-        return named
-    done = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    if name := os.environ.get("BABELTUNE_COMMIT"):
+        return name
+    process = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)
+    return process.stdout.strip() or "unknown"
 
 
-def main(names: Sequence[str], package: str = "benchmarks", kept: Path | None = None) -> int:
+def main(names: Sequence[str], package: str = "benchmarks", record_file: Path | None = None) -> int:
     """Runs the benchmarks of these names, or all, and keeps the table as JSON; returns the exit code."""
-    known = ALL if package == "benchmarks" else names
-    if unknown := [name for name in names if name not in known]:
+    allowed = ALL if package == "benchmarks" else names
+    if unknown := [name for name in names if name not in allowed]:
         print(f"no benchmark {', '.join(unknown)}; there are {', '.join(ALL)}", file=sys.stderr)
         return 2
     with TemporaryDirectory() as place:
@@ -63,16 +65,16 @@ def main(names: Sequence[str], package: str = "benchmarks", kept: Path | None = 
     print("\n" + TABLE.format(*TITLES).rstrip())
     for line, _ in rows:
         print(TABLE.format(*line))
-    if kept is not None:
-        found = {"commit": commit(), "titles": TITLES, "rows": [line for line, _ in rows]}
-        write_whole(kept, (json.dumps(found, ensure_ascii=False, indent=0) + "\n").encode())
-        write_after(kept)
-    return 0 if all(met for _, met in rows) else 1
+    if record_file is not None:
+        record = {"commit": commit(), "titles": TITLES, "rows": [line for line, _ in rows]}
+        write_whole(record_file, (json.dumps(record, ensure_ascii=False, indent=0) + "\n").encode())
+        write_after(record_file)
+    return 0 if all(within_goal for _, within_goal in rows) else 1
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="benchmarks to run; all by default")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table to this file")
-    given = parser.parse_args()
-    sys.exit(main(given.names, kept=given.json))
+    args = parser.parse_args()
+    sys.exit(main(args.names, record_file=args.json))

@@ -58,12 +58,12 @@ def main() -> None:
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     """The record: what queries of the old model find in its index, and those of the new one by each map."""
     prepared = read_prepared(find_sweep(options.place / "storage", SWEEP).prepared)
-    indexed, asked = unseen(options.data, set(prepared.all_texts()), options.queries)
-    queries, fitted = [query for query, _ in asked], prepared.texts_of(prepared.some_trained(options.fitted))
+    indexed, pairs = unseen(options.data, set(prepared.all_texts()), options.queries)
+    queries, fitted = [query for query, _ in pairs], prepared.texts_of(prepared.some_trained(options.fitted))
     with TemporaryDirectory() as name, trial_at(options.place, 0) as old:
         encode_old, encode_new = unit_by(old), unit_by(str(model_folder(options.new, None, setting="NEW")))
         rows = old_index(Path(name), old, indexed)
-        search = partial(found, Path(name) / "index", asked)
+        search = partial(nearest_hits, Path(name) / "index", pairs)
         before, asked_by_new = search(encode_old(queries)), encode_new(queries)
         olds, news = encode_old(fitted), encode_new(fitted)
         maps = {count: fit_map(news[:count], olds[:count]) for count in (len(fitted) // part for part in PARTS)}
@@ -73,7 +73,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         "new": Path(options.new).name,
         "dims": [olds.shape[1], news.shape[1]],
         "index": rows,
-        "queries": len(asked),
+        "queries": len(pairs),
         "old": limits(before),
         "rows": [
             {"texts": count, "map": maps[count].kind, "recall": limits(after), "kept": limits(after, before)}
@@ -82,13 +82,13 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def unseen(data: Path, trained: set[str], queries: int) -> tuple[list[str], Pairs]:
-    """English texts of an index, and pairs of a query and the text that it has to find. None is in `trained`."""
+def unseen(data: Path, seen_texts: set[str], queries: int) -> tuple[list[str], Pairs]:
+    """English texts of an index, and pairs of a query and the text that it has to find. None is in `seen_texts`."""
     pairs = {
-        language: [pair for pair in texts(data, language, 10**6) if not trained.intersection(pair)]
+        language: [pair for pair in texts(data, language, 10**6) if not seen_texts.intersection(pair)]
         for language in (*LANGUAGES, *OTHERS)
     }
-    indexed = list(dict.fromkeys(right for some in pairs.values() for _, right in some))
+    indexed = list(dict.fromkeys(right for language_pairs in pairs.values() for _, right in language_pairs))
     return indexed, [pair for language in LANGUAGES for pair in pairs[language][-queries:]]
 
 
@@ -114,24 +114,24 @@ def unit_by(folder: str) -> Callable[[list[str]], Vectors]:
     return unit
 
 
-def found(index: Path, asked: Pairs, queries: Vectors) -> np.ndarray:
+def nearest_hits(index: Path, pairs: Pairs, queries: Vectors) -> np.ndarray:
     """Whether each query has its text among the nearest ten. The length of a query changes no order."""
     import pyarrow as pa
 
     table = pa.ipc.open_file(str(index / TEXTS)).read_all()
     row_of = {text: row for row, text in enumerate(table.column("text").to_pylist())}
     _, nearest = load_faiss().read_index(str(index / VECTORS)).search(queries, NEIGHBOURS)
-    hits: np.ndarray = (nearest == np.array([[row_of[text]] for _, text in asked])).any(axis=1)
+    hits: np.ndarray = (nearest == np.array([[row_of[text]] for _, text in pairs])).any(axis=1)
     return hits
 
 
 def limits(hits: np.ndarray, of: np.ndarray | None = None) -> list[float]:
     """The share of hits, or its ratio to the share of another model, with its 95 % interval (bootstrap of queries)."""
     rows = np.random.default_rng(0).integers(len(hits), size=(DRAWS, len(hits)))
-    value, drawn = hits.mean(), hits[rows].mean(axis=1)
+    value, resampled = hits.mean(), hits[rows].mean(axis=1)
     if of is not None:
-        value, drawn = value / of.mean(), drawn / of[rows].mean(axis=1)
-    return [float(value), *np.quantile(drawn, (0.025, 0.975)).tolist()]
+        value, resampled = value / of.mean(), resampled / of[rows].mean(axis=1)
+    return [float(value), *np.quantile(resampled, (0.025, 0.975)).tolist()]
 
 
 def table(record: dict[str, Any]) -> str:

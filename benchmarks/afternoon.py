@@ -138,14 +138,14 @@ def run(step: Step, place: Path, python: Path) -> tuple[Step, str]:
         stdout = process.stdout
         assert stdout is not None
         if " serve " in step.command:
-            printed = "".join(iter(lambda: stdout.readline().rstrip("\n"), "}")) + "}"
+            output = "".join(iter(lambda: stdout.readline().rstrip("\n"), "}")) + "}"
             ask()
             process.terminate()
         else:
-            printed = stdout.read()
+            output = stdout.read()
     if process.returncode != step.exit:
         sys.exit(f"{step.command} ended with {process.returncode}, and {step.exit} was expected")
-    return Step(step.command, step.exit, round(time.monotonic() - begun, 1)), printed
+    return Step(step.command, step.exit, round(time.monotonic() - begun, 1)), output
 
 
 def ask() -> None:
@@ -157,8 +157,8 @@ def ask() -> None:
     curl = ["curl", "--silent", "--fail", f"{address}/embed", "--json", body]
     (vector,) = json.loads(subprocess.run(curl, capture_output=True, check=True).stdout)
     with OpenAI(base_url=f"{address}/v1", api_key="none") as client:
-        theirs = client.embeddings.create(model="clients@champion", input=QUESTION).data[0].embedding
-    if max(abs(one - other) for one, other in zip(vector, theirs, strict=True)) > 1e-6:
+        peer_vector = client.embeddings.create(model="clients@champion", input=QUESTION).data[0].embedding
+    if max(abs(ours - peer) for ours, peer in zip(vector, peer_vector, strict=True)) > 1e-6:
         sys.exit("curl and OpenAI's client got different vectors")
 
 
@@ -216,15 +216,15 @@ def main() -> None:
         place.mkdir(exist_ok=True)
         write_files(place, options.data, options.rows)
         installed, python = ([], options.python) if options.python else install(place)
-        steps, printed = zip(*(run(step, place, python) for step in commands(options.submit)), strict=True)
-    made, _, swept, _, decision, small, *_ = (json.loads(each) for each in printed)
+        steps, outputs = zip(*(run(step, place, python) for step in commands(options.submit)), strict=True)
+    corpus, _, search, _, decision, small, *_ = (json.loads(output) for output in outputs)
     test = next(metric for metric in decision["test"] if metric.count("/") == 2 and metric.endswith("/accuracy"))
     record = {
         "commit": commit(),
         "cores": os.cpu_count(),
         "load": load,
-        "pairs": sum(file["rows"] for file in made["files"]),
-        "trials": sum(row["name"][1:].isdigit() for row in swept["leaderboard"]),
+        "pairs": sum(file["rows"] for file in corpus["files"]),
+        "trials": sum(row["name"][1:].isdigit() for row in search["leaderboard"]),
         "accuracy": decision["test"][test],
         "untrained": decision["untrained"][test],
         "sizes": small["sizes"],

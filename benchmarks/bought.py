@@ -71,8 +71,8 @@ def scored(encode: EncodeTexts, data: str = DATA) -> dict[str, float]:
     """The metrics of the table's columns."""
     section, root = read_data(ROOT / data)
     tasks = subsets(read_eval(section.test, root, section.max_line_bytes), section.anchor_priority)
-    found = score_vectors(*embedded_texts(tasks, encode), "test")
-    return {metric: found[metric] for metric in COLUMNS.values()}
+    scores = score_vectors(*embedded_texts(tasks, encode), "test")
+    return {metric: scores[metric] for metric in COLUMNS.values()}
 
 
 def muse() -> EncodeTexts:
@@ -110,13 +110,13 @@ def main() -> None:
     """Scores the rows, writes the record and the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="ROW=MODEL", help=f"rows: {', '.join(ROWS)}")
-    asked = dict(word.rpartition("=")[::2] for word in parser.parse_args().models)
-    if unknown := asked.keys() - ROWS.keys():
+    models = dict(word.rpartition("=")[::2] for word in parser.parse_args().models)
+    if unknown := models.keys() - ROWS.keys():
         parser.error(f"no row {sorted(unknown)[0]!r}; rows: {', '.join(ROWS)}")
     record = FIGURES.read() if FIGURES.record.exists() else {"rows": {}}
     encoders = {
         name: (model, encoder_of(model_folder(model, None, setting=name).as_posix(), ROWS[name].prompt))
-        for name, model in asked.items()
+        for name, model in models.items()
     }
     if importlib.util.find_spec(MUSE) is not None:
         encoders["mUSE"] = ("", muse())

@@ -45,7 +45,7 @@ sampler: {kind: random}
 
 
 @dataclass
-class Counted:
+class RequestCounts:
     """The requests that a server got."""
 
     requests: Counter[str] = field(default_factory=Counter)  # requests by verb and record
@@ -61,12 +61,12 @@ class Counted:
         self.requests[f"{verb} {kind_of(key)}"] += 1
         self.sent += int(environ.get("CONTENT_LENGTH") or 0)
 
-    def __sub__(self, before: Counted) -> Counted:
-        return Counted(self.requests - before.requests, self.sent - before.sent)
+    def __sub__(self, before: RequestCounts) -> RequestCounts:
+        return RequestCounts(self.requests - before.requests, self.sent - before.sent)
 
-    def copy(self) -> Counted:
+    def copy(self) -> RequestCounts:
         """As it is now."""
-        return Counted(self.requests.copy(), self.sent)
+        return RequestCounts(self.requests.copy(), self.sent)
 
 
 def kind_of(key: str) -> str:
@@ -78,13 +78,13 @@ def kind_of(key: str) -> str:
 
 
 @contextmanager
-def server(counted: Counted) -> Iterator[None]:
+def server(requests: RequestCounts) -> Iterator[None]:
     """An S3 server on loopback with one bucket, and the environment that names it."""
     moto, one_at_a_time = DomainDispatcherApplication(create_backend_app), threading.Lock()
 
     def counting(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         with one_at_a_time:
-            counted.note(environ)
+            requests.note(environ)
         return moto(environ, start)  # type: ignore[no-any-return]
 
     listening = make_server("127.0.0.1", 0, counting, threaded=True)
@@ -102,7 +102,7 @@ def server(counted: Counted) -> Iterator[None]:
         listening.shutdown()
 
 
-def sweep_of(trials: int, counted: Counted, place: Path) -> Counted:
+def sweep_of(trials: int, requests: RequestCounts, place: Path) -> RequestCounts:
     """The requests of a sweep beyond those of its preparation, which the first of all makes alone."""
     overlay = place / f"{trials}.yaml"
     overlay.write_text(f"{SMALL}name: requests_{trials}\nbudget: {{trials: {trials}, workers: 1}}\n", encoding="utf-8")
@@ -110,23 +110,25 @@ def sweep_of(trials: int, counted: Counted, place: Path) -> Counted:
     cluster = Cluster(
         storage=f"s3://{BUCKET}/all", cache=str(place), mlflow=f"sqlite:///{place}/mlflow.db", worker_groups=1
     )
-    before = counted.copy()
+    before = requests.copy()
     submit(sweep, cluster)
-    return counted - before
+    return requests - before
 
 
 def main() -> None:
     """Runs the benchmark."""
-    given, counted = options(__doc__), Counted()
+    args, requests = options(__doc__), RequestCounts()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    with TemporaryDirectory() as temporary, server(counted), local_ray(num_cpus=3, env=dict(os.environ)):
+    with TemporaryDirectory() as temporary, server(requests), local_ray(num_cpus=3, env=dict(os.environ)):
         place = Path(temporary)
-        sweep_of(2, counted, place)  # makes the stores
-        found = {trials: sweep_of(trials, counted, place) for trials in SIZES}
-    each = {trials: sum(part.requests.values()) / trials for trials, part in found.items()}
-    for trials, part in found.items():
+        sweep_of(2, requests, place)  # makes the stores
+        by_size = {trials: sweep_of(trials, requests, place) for trials in SIZES}
+    per_trial = {trials: sum(part.requests.values()) / trials for trials, part in by_size.items()}
+    for trials, part in by_size.items():
         often = ", ".join(f"{name} {count / trials:.2f}" for name, count in part.requests.most_common(12))
-        print(f"{trials} trials: {each[trials]:.1f} requests and {part.sent / trials / 1000:.0f} kB a trial: {often}")
+        print(
+            f"{trials} trials: {per_trial[trials]:.1f} requests and {part.sent / trials / 1000:.0f} kB a trial: {often}"
+        )
     facts: dict[str, Any] = {
         "commit": commit(),
         "sizes": [
@@ -136,10 +138,10 @@ def main() -> None:
                 "bytes": part.sent,
                 "by_kind": dict(part.requests.most_common()),
             }
-            for trials, part in found.items()
+            for trials, part in by_size.items()
         ],
     }
-    verdict("bucket_requests", [Row(ours=each[SIZES[-1]], peer=each[SIZES[0]])], GOAL, given, **facts)
+    verdict("bucket_requests", [Row(ours=per_trial[SIZES[-1]], peer=per_trial[SIZES[0]])], GOAL, args, **facts)
 
 
 if __name__ == "__main__":

@@ -76,41 +76,41 @@ def seconds_of_a_step(sweep: Sweep, storage: Path, rates: tuple[float, float]) -
     prepared, device = prepare(sweep, storage), torch.device("cpu")
     batch = sweep.training.global_batch
     trial = with_length(make_trial(sweep, 0, default_params(sweep)), STEPS * batch)
-    counted = work_of_a_pair(trial, prepared, device).seconds(rates) * batch
+    estimate = work_of_a_pair(trial, prepared, device).seconds(rates) * batch
     train_step, reader = make_train_step(trial, prepared, ProcessGroup(), device), make_reader(trial, prepared, device)
     needs = train_step.method.needs(train_step.method.config)
     schedule = make_schedule(trial, prepared, reader, needs)
     if needs.warm_up:
         train_step.method.warm_up(*reader.anchors(needs.warm_up, trial.seed))
-    found = []
+    measurements = []
     for _ in range(REPEATS + 1):
         started = time.thread_time()
         for step in range(len(schedule)):
             rows = schedule.rows(step)
             torch.manual_seed(step_seed(trial.seed, step, 0))
             train_step.step(reader.batch(rows, len(rows), step=step), int(schedule.seen[step]))
-        found.append((time.thread_time() - started) * batch / int(schedule.seen[-1]))
-    return counted, min(found[1:])
+        measurements.append((time.thread_time() - started) * batch / int(schedule.seen[-1]))
+    return estimate, min(measurements[1:])
 
 
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
-    given = parser.parse_args()
+    args = parser.parse_args()
     one_thread()
     rates = measured_rates(torch.device("cpu"))
     print(f"rates: {rates[0]:.1f} * 10^9 operations, {rates[1]:.1f} * 10^9 bytes a second", flush=True)
     ratios: dict[str, float] = {}
     with TemporaryDirectory() as storage:
         for name, differing in STUDENTS.items():
-            counted, measured = seconds_of_a_step(sweep_of(*differing), Path(storage), rates)
-            ratios[name] = counted / measured
-            print(f"{name:<28} counted {counted:.4f} s measured {measured:.4f} s ratio {ratios[name]:.2f}", flush=True)
+            estimate, cpu_s = seconds_of_a_step(sweep_of(*differing), Path(storage), rates)
+            ratios[name] = estimate / cpu_s
+            print(f"{name:<28} counted {estimate:.4f} s measured {cpu_s:.4f} s ratio {ratios[name]:.2f}", flush=True)
     low, high = min(ratios.values()), max(ratios.values())
-    if given.json:
+    if args.json:
         spread = {"ratios": [WITHIN * low / high], "goal": 1.0, "broken": [], "students": ratios, "rates": rates}
-        write_whole(given.json, json.dumps(spread).encode())
+        write_whole(args.json, json.dumps(spread).encode())
     print(
         f"compute counted / measured {statistics.median(ratios.values()):.2f} min {low:.2f} max {high:.2f}; "
         f"max / min {high / low:.2f} goal at most {WITHIN:g}"

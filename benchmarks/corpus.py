@@ -56,8 +56,8 @@ class Figures:
     memory: int  # peak of anonymous bytes
 
     def shown(self) -> str:
-        each = self.cpu / self.pairs * 1e6
-        numbers = f"{self.pairs:>12,} {self.kept:>12,} {self.cpu:>8.1f} {each:>8.1f}"
+        us_per_pair = self.cpu / self.pairs * 1e6
+        numbers = f"{self.pairs:>12,} {self.kept:>12,} {self.cpu:>8.1f} {us_per_pair:>8.1f}"
         return f"{numbers} {self.seconds:>8.1f} {self.memory >> 20:>11,}"
 
 
@@ -74,9 +74,9 @@ def sentences(draw: np.random.Generator, words: Sequence[str], count: int) -> li
     """Sentences in which word number n is drawn with a frequency of about 1/n."""
     sizes = draw.integers(4, 21, count)
     ranks = (len(words) ** draw.random(int(sizes.sum()))).astype(np.int64) - 1
-    drawn = [words[rank] for rank in ranks.tolist()]
+    sample = [words[rank] for rank in ranks.tolist()]
     ends = np.cumsum(sizes).tolist()
-    return [" ".join(drawn[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    return [" ".join(sample[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def write_rows(file: TextIO, languages: tuple[str, str], pairs: int, seed: int, evals: Sequence[list[str]]) -> None:
@@ -86,7 +86,7 @@ def write_rows(file: TextIO, languages: tuple[str, str], pairs: int, seed: int, 
     for start in range(0, pairs, BLOCK):
         count = min(BLOCK, pairs - start)
         draw = np.random.default_rng((seed, start))
-        left, right = (sentences(draw, own, count) for own in words)
+        left, right = (sentences(draw, words_of_side, count) for words_of_side in words)
         chance = draw.random(count)
         for row in np.flatnonzero(chance < 0.065).tolist():
             other = int(draw.integers(EVALUATED))
@@ -173,8 +173,8 @@ def measure(folder: Path, pairs: int, smaller: int = 1) -> Figures:
         arrays.histogram(corpus.pair_groups, len(corpus.groups))
         _, rows = asked_of_teacher(corpus, Requirements(frozenset({"source", "target"}), ()), copy_anchor=False)
         write_arrays(folder, corpus, rows, LANGUAGES)
-    took = time.process_time() - cpu
-    return Figures(pairs, len(corpus.pairs), took, time.monotonic() - started, peak())
+    cpu_s = time.process_time() - cpu
+    return Figures(pairs, len(corpus.pairs), cpu_s, time.monotonic() - started, peak())
 
 
 def measure_anywhere(pairs: int, smaller: int) -> Figures:
@@ -198,24 +198,24 @@ def faults(sizes: Sequence[Figures]) -> list[str]:
     return broken
 
 
-def main(given: Options | None = None, pairs: Sequence[int] = ()) -> None:
+def main(args: Options | None = None, pairs: Sequence[int] = ()) -> None:
     """Runs the benchmark."""
-    given = given or options(__doc__)
-    kept: list[list[Figures]] = []
+    args = args or options(__doc__)
+    rounds: list[list[Figures]] = []
     print(HEAD, flush=True)
-    for _ in range(1 if pairs else given.rounds):
-        kept.append([])
+    for _ in range(1 if pairs else args.rounds):
+        rounds.append([])
         for size in pairs or SIZES:
-            kept[-1].append(in_own_process(measure_anywhere, size, 1 if pairs else SMALLER))
-            print(kept[-1][-1].shown(), flush=True)
-    rows = [Row(ours=some[-1].cpu / some[-1].pairs, peer=some[0].cpu / some[0].pairs) for some in kept]
-    best = [min(of_size, key=lambda figures: figures.memory) for of_size in zip(*kept, strict=True)]
+            rounds[-1].append(in_own_process(measure_anywhere, size, 1 if pairs else SMALLER))
+            print(rounds[-1][-1].shown(), flush=True)
+    rows = [Row(ours=sizes[-1].cpu / sizes[-1].pairs, peer=sizes[0].cpu / sizes[0].pairs) for sizes in rounds]
+    best = [min(of_size, key=lambda figures: figures.memory) for of_size in zip(*rounds, strict=True)]
     facts: dict[str, Any] = {"commit": commit(), "sizes": [asdict(figures) for figures in best]}
-    verdict("corpus", rows, 1 / SLOWER, given, broken=faults(best), unit="CPU seconds of a pair", **facts)
+    verdict("corpus", rows, 1 / SLOWER, args, broken=faults(best), unit="CPU seconds of a pair", **facts)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--pairs", type=int, nargs="+", default=())
-    known, others = parser.parse_known_args()
-    main(options(__doc__, others), known.pairs)
+    corpus_args, rest = parser.parse_known_args()
+    main(options(__doc__, rest), corpus_args.pairs)

@@ -41,11 +41,12 @@ def main() -> None:
         sys.exit(f"no corpora in {options.data}; set BABELTUNE_DATA to the folder of the shared data")
     with trial_at(options.place, 0) as model:
         kinds = {
-            kind: sample_of(model, each, kind) for kind, each in kinds_of_text(options.data, options.pairs).items()
+            kind: sample_of(model, kind_texts, kind)
+            for kind, kind_texts in kinds_of_text(options.data, options.pairs).items()
         }
     usual = kinds.pop("none")
-    rows = [counted(usual, usual, "none", 0.0, options)]
-    rows += [counted(usual, other, kind, share, options) for kind, other in kinds.items() for share in SHARES]
+    rows = [drift_row(usual, usual, "none", 0.0, options)]
+    rows += [drift_row(usual, other, kind, share, options) for kind, other in kinds.items() for share in SHARES]
     record = {
         "commit": commit(),
         "months": options.months,
@@ -64,7 +65,7 @@ def kinds_of_text(data: Path, pairs: int) -> dict[str, list[str]]:
     """The texts of quiet months, and those of each kind of drift. No text is of two kinds."""
     news = {language: texts(data, language, 3 * pairs) for language in LANGUAGES}
     usual, later = (
-        [[pair[side] for pair in each[part]] for each in news.values() for side in (0, 1)]
+        [[pair[side] for pair in pairs_of[part]] for pairs_of in news.values() for side in (0, 1)]
         for part in (slice(pairs), slice(pairs, None))
     )
     columns = {
@@ -78,18 +79,20 @@ def kinds_of_text(data: Path, pairs: int) -> dict[str, list[str]]:
         "long texts": [sorted(column, key=len)[-len(column) // LONG :] for column in later],
         "unknown script": [[left for left, _ in texts(data, "khm", pairs)]],
     }
-    taken: set[str] = set()
+    seen_texts: set[str] = set()
     kinds = {}
     for kind, some in columns.items():
-        kinds[kind] = [text for text in dict.fromkeys(text for column in some for text in column) if text not in taken]
-        taken.update(kinds[kind])
+        kinds[kind] = [
+            text for text in dict.fromkeys(text for column in some for text in column) if text not in seen_texts
+        ]
+        seen_texts.update(kinds[kind])
     return kinds
 
 
-def counted(usual: Sample, other: Sample, kind: str, share: float, options: argparse.Namespace) -> dict[str, Any]:
+def drift_row(usual: Sample, other: Sample, kind: str, share: float, options: argparse.Namespace) -> dict[str, Any]:
     """The months with an alarm, and how many of them each test had a part in."""
-    moved = round(share * options.queries)
-    months = [compared(usual, other, options.queries, moved, month) for month in range(options.months)]
+    count = round(share * options.queries)
+    months = [compared(usual, other, options.queries, count, month) for month in range(options.months)]
     alarms = sum(map(bool, months))
     print(f"{kind}, {share:g}: an alarm in {alarms} of {plural(options.months, 'month')}", flush=True)
     return {
@@ -100,13 +103,13 @@ def counted(usual: Sample, other: Sample, kind: str, share: float, options: argp
     }
 
 
-def compared(usual: Sample, other: Sample, queries: int, moved: int, seed: int) -> tuple[str, ...]:
+def compared(usual: Sample, other: Sample, queries: int, count: int, seed: int) -> tuple[str, ...]:
     """The kinds of drift that a month shows in which this number of queries is from `other`."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(usual.vectors))
-    now = rows_of(usual, order[: queries - moved])
-    if moved:
-        now = joined(now, rows_of(other, random.permutation(len(other.vectors))[:moved]))
+    now = rows_of(usual, order[: queries - count])
+    if count:
+        now = joined(now, rows_of(other, random.permutation(len(other.vectors))[:count]))
     return drifts_of(rows_of(usual, order[queries:][:SAMPLE]).profile(), now).drifted
 
 
@@ -115,9 +118,11 @@ def rows_of(sample: Sample, places: np.ndarray) -> Sample:
     return replace(sample, **{name: values[places] for name, values in vars(sample).items()})
 
 
-def joined(one: Sample, other: Sample) -> Sample:
+def joined(sample: Sample, other: Sample) -> Sample:
     """The texts of both."""
-    return replace(one, **{name: np.concatenate([values, getattr(other, name)]) for name, values in vars(one).items()})
+    return replace(
+        sample, **{name: np.concatenate([values, getattr(other, name)]) for name, values in vars(sample).items()}
+    )
 
 
 def table(record: dict[str, Any]) -> str:
@@ -126,9 +131,9 @@ def table(record: dict[str, Any]) -> str:
     lines = [f"| of the queries | {shares} | found from | by |", f"|---|{'--:|' * len(SHARES)}--:|---|"]
     for kind in dict.fromkeys(row["kind"] for row in record["rows"] if row["share"]):
         rows = [row for row in record["rows"] if row["kind"] == kind]
-        found = [row for row in rows if row["alarms"] >= FOUND * record["months"]]
-        least = f"{found[0]['share']:.0%}" if found else "none"
-        tests = ", ".join(sorted(found[0]["tests"], key=lambda test: -found[0]["tests"][test])) if found else ""
+        hits = [row for row in rows if row["alarms"] >= FOUND * record["months"]]
+        least = f"{hits[0]['share']:.0%}" if hits else "none"
+        tests = ", ".join(sorted(hits[0]["tests"], key=lambda test: -hits[0]["tests"][test])) if hits else ""
         lines.append(f"| {kind} | {' | '.join(str(row['alarms']) for row in rows)} | {least} | {tests} |")
     quiet = record["rows"][0]["alarms"]
     return "\n".join(lines) + (

@@ -167,8 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, seconds=[60, 300], seeds=[0, 1, 2])
     rows = run_rows(parser.parse_args(arguments), list(TRAINED), contestants)
-    met = [table(rows, seconds) for seconds in sorted({row.seconds for row in rows})]
-    return 0 if all(met) else 1
+    within_goal = [table(rows, seconds) for seconds in sorted({row.seconds for row in rows})]
+    return 0 if all(within_goal) else 1
 
 
 def table(rows: Sequence[Row], seconds: float) -> bool:
@@ -178,19 +178,19 @@ def table(rows: Sequence[Row], seconds: float) -> bool:
     means: dict[str, dict[str, float]] = {}
     print(f"\n{f'{seconds:g} CPU s':<14}" + "".join(f"{metric:>16}" for metric in SHOWN))
     for name in names:
-        its = [row.scores for row in rows if row.name == name]
-        means[name] = {metric: statistics.mean(scores[metric] for scores in its) for metric in SHOWN}
-        spread = {metric: statistics.pstdev([scores[metric] for scores in its]) for metric in SHOWN}
+        scores_by_seed = [row.scores for row in rows if row.name == name]
+        means[name] = {metric: statistics.mean(scores[metric] for scores in scores_by_seed) for metric in SHOWN}
+        spread = {metric: statistics.pstdev([scores[metric] for scores in scores_by_seed]) for metric in SHOWN}
         print(
             f"{name:<14}" + "".join(f"{means[name][metric]:>9.3f} ± {spread[metric]:.3f}" for metric in SHOWN),
-            f" ({len(its)})",
+            f" ({len(scores_by_seed)})",
         )
-    met = True
+    within_goal = True
     for metric, goal in GOALS.items() if {"ours"} < means.keys() else ():
         ahead = means["ours"][metric] - max(means[name][metric] for name in names if name != "ours")
-        met &= ahead >= goal
+        within_goal &= ahead >= goal
         print(f"{metric}: ours is {ahead:+.3f} from the best of the others; goal {goal:+.2f}")
-    return met
+    return within_goal
 
 
 if __name__ == "__main__":

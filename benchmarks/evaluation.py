@@ -50,9 +50,9 @@ def tasks_of(languages: int, rows: int) -> list[TextTask]:
 
     def files(folder: str, pattern: str, first: str) -> dict[str, str]:
         paths = sorted((ROOT / folder).glob(f"*{pattern}"))
-        found = {path.name.removesuffix(pattern): str(path.relative_to(ROOT)) for path in paths}
-        ordered = sorted(found, key=lambda code: (code != first, code))[:languages]
-        return {code: found[code] for code in ordered}
+        paths_of = {path.name.removesuffix(pattern): str(path.relative_to(ROOT)) for path in paths}
+        ordered = sorted(paths_of, key=lambda code: (code != first, code))[:languages]
+        return {code: paths_of[code] for code in ordered}
 
     ntrex = TsvSource(name="ntrex", id="id", paths=files("ntrex", ".tsv.gz", "eng"), pairs="all")
     sib = TsvSource(name="sib", id="id", paths=files("sib200", ".tsv.gz", "eng_Latn"))
@@ -98,8 +98,8 @@ class Ours:
         tokens = self.tokenizer(texts, truncation=True, max_length=self.student.max_tokens)["input_ids"]
 
         def take(ids: Any) -> tuple[Any, Any]:
-            chosen = [tokens[i] for i in ids]
-            return np.concatenate(chosen), np.array([len(row) for row in chosen])
+            rows = [tokens[i] for i in ids]
+            return np.concatenate(rows), np.array([len(row) for row in rows])
 
         vectors = encode_all(self.encoder, take, np.arange(len(texts)), device="cpu")
         self.encoding = time.perf_counter() - started
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=300)
     parser.add_argument("--model", default=None)
     size, rest = parser.parse_known_args()
-    given = options(__doc__, rest)
+    args = options(__doc__, rest)
     torch.set_num_threads(THREADS)
     warnings.filterwarnings("ignore", category=UndefinedMetricWarning)  # of mteb's heads, which miss whole topics
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -143,14 +143,14 @@ def main() -> None:
     ours, peer = Ours(folder), Peer(folder, tasks)
     texts = len({text for task in tasks for text in task.texts()})
     print(f"{len(tasks)} subsets of {texts} distinct sentences, {size.languages} languages of each corpus", flush=True)
-    rows = race(lambda: ours(tasks), peer, given.rounds)
+    rows = race(lambda: ours(tasks), peer, args.rounds)
     share = ours.encoding / rows[-1].ours
     apart = {name: abs(value - ours.scores[name]) for name, value in peer.scores.items() if name.endswith(ALIKE)}
     worst = max(apart, key=lambda name: apart[name])
     print(f"encoding is {share:.0%} of ours; largest difference of {len(apart)} scores: {apart[worst]:.2g} ({worst})")
     allowed = max(TOLERANCE, 1.01 / size.rows)
     broken = [f"{worst} differs by more than {allowed:g}"] if apart[worst] > allowed else []
-    verdict("evaluation", rows, GOAL, given, broken=broken, texts=texts, subsets=len(tasks), encoding=share)
+    verdict("evaluation", rows, GOAL, args, broken=broken, texts=texts, subsets=len(tasks), encoding=share)
 
 
 if __name__ == "__main__":

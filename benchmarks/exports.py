@@ -51,7 +51,7 @@ def rates(encoders: Sequence[Callable[[list[str]], object]], texts: list[str]) -
             begun = time.process_time()
             encode(texts)
             seconds[number] = min(seconds[number], time.process_time() - begun)
-    return [len(texts) / each for each in seconds]
+    return [len(texts) / duration for duration in seconds]
 
 
 def scores_sweep(cluster: Cluster) -> str:
@@ -61,13 +61,13 @@ def scores_sweep(cluster: Cluster) -> str:
         file = Path(name) / "cluster.yaml"
         file.write_text(json.dumps({"storage": cluster.storage, "mlflow": cluster.mlflow}), encoding="utf-8")
         command = [sys.executable, "-m", "babeltune.cli", "submit", text, "--with", str(data)]
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, "--trials", "1", "--cluster", str(file), "--accept-changes", "--json"],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             check=True,
         )
-    return str(json.loads(done.stdout)["sweep"])
+    return str(json.loads(process.stdout)["sweep"])
 
 
 def row(
@@ -82,22 +82,22 @@ def row(
     from babeltune.promotion.small_table import SmallForm, export_small
 
     out = place / f"{kind}{len(list(place.iterdir()))}"
-    done = export_small(model, out, cluster, form=SmallForm(**form), sweep=sweep, most_lost=1.0)  # type: ignore[arg-type]
+    result = export_small(model, out, cluster, form=SmallForm(**form), sweep=sweep, most_lost=1.0)  # type: ignore[arg-type]
     whole = SentenceTransformer(model_folder(model, cluster), device="cpu")
-    before, measured = torch.get_num_threads(), {}
+    before, rates_by_threads = torch.get_num_threads(), {}
     for threads in THREADS:
         torch.set_num_threads(threads)
         reader = reader_of(out, threads)
         assert reader is not None
-        measured[str(threads)] = rates([lambda part: whole.encode(part), reader.encode], texts[: TEXTS[kind]])
+        rates_by_threads[str(threads)] = rates([lambda part: whole.encode(part), reader.encode], texts[: TEXTS[kind]])
     torch.set_num_threads(before)
     return {
         "model": kind,
-        "bits": done.bits,
-        "dim": done.dim,
-        "sizes": done.sizes,
-        "lost": done.losses,
-        "rates": measured,
+        "bits": result.bits,
+        "dim": result.dim,
+        "sizes": result.sizes,
+        "lost": result.losses,
+        "rates": rates_by_threads,
     }
 
 
@@ -108,10 +108,10 @@ def adapted(cluster: Cluster, place: Path) -> dict[str, Any]:
     from babeltune.sweep.state.leaderboard import leaderboard
 
     folder = find_sweep(Path(cluster.storage), SWEEP)
-    trials = [each.name for each in leaderboard(folder) if each.name[1:].isdigit() and each.metrics]
-    done = make_adapter(MODEL, f"{SWEEP}/{trials[1]}", place / "adapted", cluster, least=0.0)
-    before, after = (sum(each[side] for each in done.recalls.values()) / len(done.recalls) for side in (0, 1))
-    return {"map": done.map, "index": done.index, "recall": [before, after], "kept": done.share}
+    trials = [row.name for row in leaderboard(folder) if row.name[1:].isdigit() and row.metrics]
+    result = make_adapter(MODEL, f"{SWEEP}/{trials[1]}", place / "adapted", cluster, least=0.0)
+    before, after = (sum(recall[side] for recall in result.recalls.values()) / len(result.recalls) for side in (0, 1))
+    return {"map": result.map, "index": result.index, "recall": [before, after], "kept": result.share}
 
 
 def table(record: dict[str, Any]) -> str:
@@ -120,13 +120,13 @@ def table(record: dict[str, Any]) -> str:
     losses = " | ".join(f"loss, {name}" for name in means)
     titles = f"model | form | MB | of before | {losses} | texts a CPU second | times | times, two threads"
     lines = [f"| {titles} |", "|---|---|" + "--:|" * (5 + len(means))]
-    for each in record["rows"]:
-        before, after = each["sizes"]
-        lost = " | ".join(f"{each['lost'][name]:+.4f}" for name in means)
-        (slow, fast), (slow_two, fast_two) = (each["rates"][str(threads)] for threads in THREADS)
+    for figures in record["rows"]:
+        before, after = figures["sizes"]
+        loss_cells = " | ".join(f"{figures['lost'][name]:+.4f}" for name in means)
+        (slow, fast), (slow_two, fast_two) = (figures["rates"][str(threads)] for threads in THREADS)
         lines.append(
-            f"| {each['model']} | {each['bits']} bits, {each['dim']} numbers | {after / 1e6:.1f} "
-            f"| {after / before:.1%} | {lost} "
+            f"| {figures['model']} | {figures['bits']} bits, {figures['dim']} numbers | {after / 1e6:.1f} "
+            f"| {after / before:.1%} | {loss_cells} "
             f"| {fast:,.0f} | {fast / slow:.2f} "
             f"| {fast_two / slow_two:.2f} |"
         )
@@ -146,14 +146,14 @@ FIGURES = Figures("exports", "docs/how-to/promote.md", "forms", table)
 
 def goal_in_words(rows: Sequence[dict[str, Any]]) -> str:
     """Whether the Transformer of eight bits is as fast, and as good, as it should be."""
-    row = next(each for each in rows if (each["model"], each["bits"]) == ("Transformer", 8))
+    row = next(candidate for candidate in rows if (candidate["model"], candidate["bits"]) == ("Transformer", 8))
     slow, fast = row["rates"]["1"]
-    faster, lost = GOAL
+    faster, most_loss = GOAL
     most = max(row["lost"].values())
-    reached = fast / slow >= faster and most <= lost
+    reached = fast / slow >= faster and most <= most_loss
     verdict = "reached" if reached else "missed"
     return (
-        f"The goal for its eight bits, at least {faster} times as fast at a loss of at most {lost}, is {verdict}: "
+        f"The goal for its eight bits, at least {faster} times as fast at a loss of at most {most_loss}, is {verdict}: "
         f"{fast / slow:.2f} times at {most:+.4f}."
     )
 

@@ -35,7 +35,7 @@ class Figures:
 
     def shown(self, record: object) -> str:
         """The page with this record's words between its comments."""
-        begin, end = (f"<!-- {self.mark}: {which} -->\n" for which in ("begin", "end"))
+        begin, end = (f"<!-- {self.mark}: {edge} -->\n" for edge in ("begin", "end"))
         before, _, rest = self.page.read_text(encoding="utf-8").partition(begin)
         return before + begin + self.words(record) + end + rest.partition(end)[2]
 

@@ -86,7 +86,7 @@ def in_one_piece(trial: Trial) -> Trial:
 
 def main() -> None:
     """Runs the benchmark."""
-    given = options(__doc__)
+    args = options(__doc__)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     with TemporaryDirectory() as temporary:
@@ -98,7 +98,7 @@ def main() -> None:
         run, model = start(trial, prepared), load(storage / "student")
         (batch,) = batches(trial, prepared)
         features = tokenized(model, batch)
-        rows = race(lambda: ours(run), lambda: peer(model, features, CHUNK), given.rounds)
+        rows = race(lambda: ours(run), lambda: peer(model, features, CHUNK), args.rounds)
         gradient = largest_difference(own_gradients(run), peer_gradients(model))
         large, prepared, _ = make_cached_task(storage / "large", LARGE, CHUNK)
         cached, whole = memory(large, prepared), memory(in_one_piece(large), prepared)
@@ -111,7 +111,7 @@ def main() -> None:
         "gradcache",
         rows,
         GOAL,
-        given,
+        args,
         broken=broken,
         text=text,
         lengths=lengths,

@@ -24,15 +24,15 @@ SETTINGS = ("student.kind", "student.keep_layers", "student.vocabulary")
 
 def record_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What the table says of each row: trials by their student, other models by their name. A teacher has no size."""
-    kept = []
+    students = []
     for row in rows:
         params, metrics = row["params"], row["metrics"]
         if PARAMETERS in metrics:
             scores = {title: metrics[metric] for title, metric in SHOWN.items()}
             student = {name: params[name] for name in SETTINGS if name in params}
             size = {"parameters": metrics[PARAMETERS], "speed": metrics[SPEED]}
-            kept.append({"name": row["name"], "student": student, **size, "scores": scores})
-    return sorted(kept, key=lambda row: row["parameters"])
+            students.append({"name": row["name"], "student": student, **size, "scores": scores})
+    return sorted(students, key=lambda row: row["parameters"])
 
 
 def words_of(row: Mapping[str, Any]) -> str:

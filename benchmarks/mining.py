@@ -54,8 +54,8 @@ def make_vectors(left: int, right: int, dim: int) -> tuple[NDArray[np.float32], 
     """Unit vectors; the first on the right lie near those on the left."""
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=(count, dim)).astype(np.float32) for count in (left, right))
-    both = min(left, right)
-    y[:both] += x[:both]
+    paired = min(left, right)
+    y[:paired] += x[:paired]
     for vectors in (x, y):
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     return x, y
@@ -104,9 +104,9 @@ class Peer:
 def different(ours: Matches, peer: list[tuple[NDArray[np.float32], NDArray[np.int64]]]) -> int:
     """Neighbours that differ and are no tie."""
     count = 0
-    for found, (cosine, index) in zip((ours.forward, ours.backward), peer, strict=True):
-        wrong = found.index.numpy() != index
-        count += int((wrong & (np.abs(found.cosine.numpy() - cosine) > TIE)).sum())
+    for side, (cosine, index) in zip((ours.forward, ours.backward), peer, strict=True):
+        wrong = side.index.numpy() != index
+        count += int((wrong & (np.abs(side.cosine.numpy() - cosine) > TIE)).sum())
     return count
 
 
@@ -125,17 +125,17 @@ def by_loop(x: NDArray[Any], y: NDArray[Any], matches: Matches) -> NDArray[np.fl
 
 def by_laser(x: NDArray[Any], y: NDArray[Any], k: int) -> list[tuple[int, int]]:
     """LASER's mine_bitexts.py with unit vectors: two faiss searches, ratio margins, `--retrieval max`."""
-    (there, right), (back, left) = Peer(x, y).search(min(k, len(x), len(y)))
-    means = there.mean(axis=1), back.mean(axis=1)
-    scored = []
-    for i, (cosines, found) in enumerate(zip(there, right, strict=True)):
-        scores = cosines / ((means[0][i] + means[1][found]) / 2)
-        scored.append((scores.max(), i, int(found[scores.argmax()])))
-    for j, (cosines, found) in enumerate(zip(back, left, strict=True)):
-        scores = cosines / ((means[0][found] + means[1][j]) / 2)
-        scored.append((scores.max(), int(found[scores.argmax()]), j))
+    (to_right, right), (to_left, left) = Peer(x, y).search(min(k, len(x), len(y)))
+    means = to_right.mean(axis=1), to_left.mean(axis=1)
+    candidates = []
+    for i, (cosines, neighbours) in enumerate(zip(to_right, right, strict=True)):
+        scores = cosines / ((means[0][i] + means[1][neighbours]) / 2)
+        candidates.append((scores.max(), i, int(neighbours[scores.argmax()])))
+    for j, (cosines, neighbours) in enumerate(zip(to_left, left, strict=True)):
+        scores = cosines / ((means[0][neighbours] + means[1][j]) / 2)
+        candidates.append((scores.max(), int(neighbours[scores.argmax()]), j))
     pairs, seen_left, seen_right = [], set(), set()
-    for _, i, j in sorted(scored, key=lambda item: -item[0]):
+    for _, i, j in sorted(candidates, key=lambda item: -item[0]):
         if i not in seen_left and j not in seen_right:
             seen_left.add(i)
             seen_right.add(j)
@@ -148,9 +148,9 @@ def margins(x: NDArray[np.float32], y: NDArray[np.float32], matches: Matches) ->
     times = 20
     ours = cpu_seconds(lambda: [candidate_scores(matches, "ratio") for _ in range(times)]) / times
     started = time.process_time()
-    expected = by_loop(x, y, matches)
+    reference = by_loop(x, y, matches)
     peer = time.process_time() - started
-    return peer / ours, float(np.abs(candidate_scores(matches, "ratio").numpy() - expected).max())
+    return peer / ours, float(np.abs(candidate_scores(matches, "ratio").numpy() - reference).max())
 
 
 def random_shards(count: int, dim: int, seed: int) -> Iterator[NDArray[np.float32]]:
@@ -183,22 +183,22 @@ def search_memory(root: Path, sides: Sequence[Sequence[Path]], count: int) -> No
     matches = search(root, *sides)
     ended.set()
     watcher.join()
-    kept = nothing(count, count, K)
-    held = [kept.forward, kept.backward]
-    held += [part for side in (matches.forward, matches.backward) for part in (side.cosine, side.index)]
-    (root / "peak").write_text(str(most[0] - before - sum(part.nbytes for part in held)))
+    result = nothing(count, count, K)
+    tensors = [result.forward, result.backward]
+    tensors += [part for side in (matches.forward, matches.backward) for part in (side.cosine, side.index)]
+    (root / "peak").write_text(str(most[0] - before - sum(part.nbytes for part in tensors)))
 
 
 def memory() -> dict[int, int]:
     """n -> peak anonymous bytes above the results' of searching n x n vectors of `DIM` dimensions on disk."""
-    found = {}
+    peaks = {}
     for count in MEMORY:
         with tempfile.TemporaryDirectory() as place:
             root = Path(place)
             sides = [write_shards(root, random_shards(count, DIM, seed), str(seed)) for seed in range(2)]
             peak_memory(search_memory, root, sides, count)
-            found[count] = int((root / "peak").read_text())
-    return found
+            peaks[count] = int((root / "peak").read_text())
+    return peaks
 
 
 def mined_text(count: int, model: str | None) -> dict[str, Any]:
@@ -210,36 +210,36 @@ def mined_text(count: int, model: str | None) -> dict[str, Any]:
 
     data = Path(os.environ.get("BABELTUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
     files = dict.fromkeys([*(data / name for name in TEXT), *(path for g in MORE for path in sorted(data.glob(g)))])
-    known: dict[str, str] = {}
+    translations: dict[str, str] = {}
     for source, target in (pair for path in files for pair in read_pairs(path)):
-        if len(known) < count:
-            known.setdefault(*(" ".join(side.split()) for side in (source, target)))
+        if len(translations) < count:
+            translations.setdefault(*(" ".join(side.split()) for side in (source, target)))
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        for name, lines in (("sources", sorted(known)), ("targets", sorted(known.values()))):
+        for name, lines in (("sources", sorted(translations)), ("targets", sorted(translations.values()))):
             (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-        chosen = model_at(str(model_folder(model or BUNDLED, None, setting="--model")))
+        encoder = model_at(str(model_folder(model or BUNDLED, None, setting="--model")))
         started = time.monotonic()
-        done = mine(
+        report = mine(
             folder / "sources",
             folder / "targets",
             folder / "out.tsv",
             MiningSettings(),
-            Encoding(models=(chosen, chosen), storage=folder, progress=lambda *_: None),
+            Encoding(models=(encoder, encoder), storage=folder, progress=lambda *_: None),
         )
         seconds = time.monotonic() - started
         rows = [line.split("\t")[1:] for line in (folder / "out.tsv").read_text(encoding="utf-8").splitlines()]
         # Encoded again, in another order: a shard whose vectors stand beside other texts does not pass for the truth.
-        sides = [list(known), list(dict.fromkeys(known.values()))]
-        x, y = (UnitRows(chosen.encode(side)).block(0, len(side)).numpy() for side in sides)
-    reference = sum(known[sides[0][i]] == sides[1][j] for i, j in by_laser(x, y, K))
-    right = sum(known.get(source) == target for source, target in rows)
+        sides = [list(translations), list(dict.fromkeys(translations.values()))]
+        x, y = (UnitRows(encoder.encode(side)).block(0, len(side)).numpy() for side in sides)
+    reference = sum(translations[sides[0][i]] == sides[1][j] for i, j in by_laser(x, y, K))
+    right = sum(translations.get(source) == target for source, target in rows)
     return {
-        "sentences": [done.source.usable, done.target.usable],
+        "sentences": [report.source.usable, report.target.usable],
         "seconds": seconds,
         "memory": own_peak(),
-        "recall": right / len(known),
-        "reference": reference / len(known),
+        "recall": right / len(translations),
+        "reference": reference / len(translations),
         "precision": right / len(rows),
     }
 
@@ -255,8 +255,8 @@ def main(left: int = LEFT, right: int = RIGHT) -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--sentences", type=int, default=20_000, help="real sentences a side; 0 skips them")
     parser.add_argument("--model", help="what encodes them; the bundled English teacher when left out")
-    own, rest = parser.parse_known_args(sys.argv[1:])
-    chosen = options(f"{__doc__}\n--sentences N (20,000; 0: none) and --model MODEL: the real text", rest)
+    text_args, rest = parser.parse_known_args(sys.argv[1:])
+    args = options(f"{__doc__}\n--sentences N (20,000; 0: none) and --model MODEL: the real text", rest)
     torch.set_num_threads(THREADS)
     x, y = make_vectors(left, right, DIM)
     peer = Peer(x, y)
@@ -269,7 +269,7 @@ def main(left: int = LEFT, right: int = RIGHT) -> None:
         rows = race(
             lambda: cpu_seconds(lambda: search(root, lefts, rights)),
             lambda: cpu_seconds(lambda: peer.search(K)),
-            chosen.rounds,
+            args.rounds,
         )
         matches = search(root, lefts, rights)
         mined = cpu_seconds(lambda: search(root, lefts, equals))
@@ -282,7 +282,7 @@ def main(left: int = LEFT, right: int = RIGHT) -> None:
     print(
         "anonymous memory above the results: " + ", ".join(f"n {n:,}: {b / 1e6:.0f} MB" for n, b in bytes_above.items())
     )
-    text = mined_text(own.sentences, own.model) if own.sentences else None
+    text = mined_text(text_args.sentences, text_args.model) if text_args.sentences else None
     if text:
         print(
             f"{text['sentences'][0]:,} x {text['sentences'][1]:,} real sentences in {text['seconds']:.0f} s and "
@@ -304,7 +304,7 @@ def main(left: int = LEFT, right: int = RIGHT) -> None:
         "dev_set": dev_set,
         "memory": {str(n): b for n, b in bytes_above.items()},
     }
-    verdict("mining", rows, GOAL, chosen, broken=broken, left=left, right=right, dim=DIM, text=text, **facts)
+    verdict("mining", rows, GOAL, args, broken=broken, left=left, right=right, dim=DIM, text=text, **facts)
 
 
 if __name__ == "__main__":

@@ -44,14 +44,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help=f"the record; {FIGURES.record.name} also writes the page")
     options = parser.parse_args()
     tasks = tasks_of(options.data)
-    both = answers_of(options.place, tasks)
+    answers_by_trial = answers_of(options.place, tasks)
     record = {
         "commit": commit(),
         "months": options.months,
         "items": options.items,
         "margin": Promotion().margin,
         "confidences": CONFIDENCES,
-        "rows": [counted(tasks, both, kind, options) for kind in CHALLENGERS],
+        "rows": [challenger_row(tasks, answers_by_trial, kind, options) for kind in CHALLENGERS],
     }
     print(table(json.loads(json_text(record))))
     if options.json:
@@ -68,48 +68,49 @@ def tasks_of(data: Path) -> list[TextTask]:
 
 def answers_of(place: Path, tasks: Sequence[TextTask]) -> tuple[Outcomes, Outcomes]:
     """The outcomes of every sentence by the worst of the three trials that keep their weights, and by the best."""
-    both = []
+    by_trial = []
     for rank in (2, 0):
         with trial_at(place, rank) as folder:
-            both.append(outcomes(*embedded_texts(tasks, encoder_of(folder)), "test"))
-    return both[0], both[1]
+            by_trial.append(outcomes(*embedded_texts(tasks, encoder_of(folder)), "test"))
+    return by_trial[0], by_trial[1]
 
 
-def counted(
-    tasks: Sequence[TextTask], both: tuple[Outcomes, Outcomes], kind: str, options: argparse.Namespace
+def challenger_row(
+    tasks: Sequence[TextTask], by_trial: tuple[Outcomes, Outcomes], kind: str, options: argparse.Namespace
 ) -> dict[str, Any]:
     """How many months promote this challenger at each confidence, and its true gain."""
     share = CHALLENGERS[kind]
-    whole = compare(both, tasks, Promotion(), name="the worse trial", on="test").overall[0].difference
-    promoted = [decided(tasks, both, share, options.items, month) for month in range(options.months)]
-    counts = [sum(month[level] for month in promoted) for level in range(len(CONFIDENCES))]
+    whole = compare(by_trial, tasks, Promotion(), name="the worse trial", on="test").overall[0].difference
+    decisions = [decided(tasks, by_trial, share, options.items, month) for month in range(options.months)]
+    counts = [sum(month[level] for month in decisions) for level in range(len(CONFIDENCES))]
     print(kind, counts, flush=True)
     return {"kind": kind, "gain": (share - CHAMPION) * whole, "promoted": counts}
 
 
 def decided(
-    tasks: Sequence[TextTask], both: tuple[Outcomes, Outcomes], share: float, items: int, seed: int
+    tasks: Sequence[TextTask], by_trial: tuple[Outcomes, Outcomes], share: float, items: int, seed: int
 ) -> list[bool]:
     """Whether a month's challenger is promoted, at each confidence."""
     random = np.random.default_rng(seed)
     rows = random.integers(len(tasks[0].left), size=items)
-    champion, challenger = (answers(both, rows, random.random(items) < part) for part in (CHAMPION, share))
+    champion, challenger = (answers(by_trial, rows, random.random(items) < part) for part in (CHAMPION, share))
     sealed = [replace(task, left=[task.left[row] for row in rows]) for task in tasks]
     rules = [Promotion(confidence=confidence) for confidence in CONFIDENCES]
     return [
-        compare((champion, challenger), sealed, each, name="champion", on="test").verdict == "promote" for each in rules
+        compare((champion, challenger), sealed, rule, name="champion", on="test").verdict == "promote" for rule in rules
     ]
 
 
-def answers(both: tuple[Outcomes, Outcomes], rows: np.ndarray, better: np.ndarray) -> Outcomes:
+def answers(by_trial: tuple[Outcomes, Outcomes], rows: np.ndarray, better: np.ndarray) -> Outcomes:
     """The outcomes of a model that answers these rows as the second trial, if `better` says so, or as the first."""
 
     def mixed(sides: Sequence[Sequence[float]]) -> list[float]:
-        chosen: list[float] = np.where(better, *(np.array(side)[rows] for side in reversed(sides))).tolist()
-        return chosen
+        mixture: list[float] = np.where(better, *(np.array(side)[rows] for side in reversed(sides))).tolist()
+        return mixture
 
     return {
-        cell: {side: mixed([each[cell][side] for each in both]) for side in sides} for cell, sides in both[0].items()
+        cell: {side: mixed([trial[cell][side] for trial in by_trial]) for side in sides}
+        for cell, sides in by_trial[0].items()
     }
 
 
@@ -117,7 +118,7 @@ def table(record: dict[str, Any]) -> str:
     """The record as Markdown, and the least confidence without a wrong promotion."""
     levels, rows, months = record["confidences"], record["rows"], record["months"]
     lines = [
-        f"| challenger | true gain | {' | '.join(f'at {each:g}' for each in levels)} |",
+        f"| challenger | true gain | {' | '.join(f'at {confidence:g}' for confidence in levels)} |",
         f"|---|--:|{'--:|' * len(levels)}",
     ]
     for row in rows:
@@ -125,12 +126,15 @@ def table(record: dict[str, Any]) -> str:
             f"| {row['kind']} | {row['gain']:+.4f} | {' | '.join(f'{count:,}' for count in row['promoted'])} |"
         )
     wrong = [sum(row["promoted"][level] for row in rows if row["gain"] <= 0) for level in range(len(levels))]
-    quiet = next((f"from {each:g}" for each, count in zip(levels, wrong, strict=True) if not count), "at none of these")
+    safe = next(
+        (f"from {confidence:g}" for confidence, count in zip(levels, wrong, strict=True) if not count),
+        "at none of these",
+    )
     return "\n".join(lines) + (
         f"\n\nPromotions in {months:,} months, by `promotion.confidence`. Each of three sealed bitexts has "
         f"{record['items']:,} sentences, and the margin is {record['margin']:g}. At {levels[0]:g}, "
         f"{100 * rows[0]['promoted'][0] / months:.1f} of 100 equal challengers are promoted by chance. No challenger "
-        f"that is not better is promoted {quiet}.\n"
+        f"that is not better is promoted {safe}.\n"
     )
 
 

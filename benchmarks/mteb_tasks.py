@@ -19,14 +19,14 @@ def mteb_scores(tasks: Sequence[TextTask], model: SentenceTransformer) -> dict[s
     return run(as_mteb(tasks), model)
 
 
-def run(made: dict[str, Any], model: SentenceTransformer) -> dict[str, float]:
+def run(tasks: dict[str, Any], model: SentenceTransformer) -> dict[str, float]:
     """The scores of mteb's tasks."""
     wrapped = SentenceTransformerEncoderWrapper(model)
     scores: dict[str, float] = {}
-    for name, task in made.items():
-        found = task.evaluate(wrapped, "test", encode_kwargs={"batch_size": BATCH, "show_progress_bar": False})
-        for subset, values in found.items():
-            scores |= _named(task, name, subset, values)
+    for name, task in tasks.items():
+        results = task.evaluate(wrapped, "test", encode_kwargs={"batch_size": BATCH, "show_progress_bar": False})
+        for subset, values in results.items():
+            scores |= _by_our_names(task, name, subset, values)
     return scores
 
 
@@ -36,7 +36,7 @@ def as_mteb(tasks: Sequence[TextTask]) -> dict[str, Any]:
     for task in tasks:
         kinds[task.name].append(task)
     make = {"ntrex": _multiway, "tatoeba": _bitext, "stsb": _sts, "sib": _clustering, "sib_head": _head}
-    return {name: make[name](found) for name, found in kinds.items()}
+    return {name: make[name](group) for name, group in kinds.items()}
 
 
 def _multiway(tasks: Sequence[TextTask]) -> Any:
@@ -47,9 +47,9 @@ def _multiway(tasks: Sequence[TextTask]) -> Any:
         left, right = (languages[0].replace("-", "_") for languages in (task.left_languages, task.right_languages))
         columns |= {left: task.left, right: task.right}
         ours |= {f"{left}-{right}": (task.subset, "forward"), f"{right}-{left}": (task.subset, "backward")}
-    made = _filled("NTREXBitextMining", _split(**columns), list(ours))
-    made.ours = ours
-    return made
+    ntrex = _filled("NTREXBitextMining", _split(**columns), list(ours))
+    ntrex.ours = ours
+    return ntrex
 
 
 def _bitext(tasks: Sequence[TextTask]) -> Any:
@@ -72,9 +72,9 @@ def _head(tasks: Sequence[TextTask]) -> Any:
 
 
 def _filled(name: str, data: dict[str, Any], subsets: Sequence[str] = ()) -> Any:
-    made = mteb.get_task(name)
-    made.dataset, made.hf_subsets, made.data_loaded = data, list(subsets or data), True
-    return made
+    task = mteb.get_task(name)
+    task.dataset, task.hf_subsets, task.data_loaded = data, list(subsets or data), True
+    return task
 
 
 def _split(**columns: Any) -> DatasetDict:
@@ -91,16 +91,16 @@ def _numbers(labels: Sequence[str]) -> list[int]:
     return [names.index(label) for label in labels]
 
 
-def _named(made: Any, name: str, subset: str, values: dict[str, Any]) -> dict[str, float]:
+def _by_our_names(task: Any, name: str, subset: str, values: dict[str, Any]) -> dict[str, float]:
     """Our names for mteb's: its one direction is our `forward`, and the same two languages turned our `backward`."""
     if name in ("ntrex", "tatoeba"):
-        subset, direction = getattr(made, "ours", {}).get(subset, (subset, "forward"))
-        found = {f"accuracy_{direction}": values["accuracy"]}
+        subset, direction = getattr(task, "ours", {}).get(subset, (subset, "forward"))
+        scores = {f"accuracy_{direction}": values["accuracy"]}
         if direction == "forward":
-            found["f1"] = values["f1"]
+            scores["f1"] = values["f1"]
     elif name == "stsb":
-        subset, found = "eng", {metric: values[f"cosine_{metric}"] for metric in ("spearman", "pearson")}
+        subset, scores = "eng", {metric: values[f"cosine_{metric}"] for metric in ("spearman", "pearson")}
     else:
         metric = "v_measure" if name == "sib" else "accuracy"
-        found = {metric: values[metric]}
-    return {f"test/{name}/{subset}/{metric}": value for metric, value in found.items()}
+        scores = {metric: values[metric]}
+    return {f"test/{name}/{subset}/{metric}": value for metric, value in scores.items()}

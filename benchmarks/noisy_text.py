@@ -94,10 +94,10 @@ def written(place: Path, options: argparse.Namespace) -> set[tuple[str, str]]:
 
 def figures(place: Path, noise: set[tuple[str, str]]) -> dict[str, Any]:
     """Submits the sweep, and counts what its best trial leaves of the noise and of the good pairs."""
-    done = babeltune.submit(place / "noisy.yaml", cluster=place / "cluster.yaml")
-    table = babeltune.runs(done.id, cluster=place / "cluster.yaml").dropna(subset=[f"setting.{MARGIN}"])
+    sweep = babeltune.submit(place / "noisy.yaml", cluster=place / "cluster.yaml")
+    table = babeltune.runs(sweep.id, cluster=place / "cluster.yaml").dropna(subset=[f"setting.{MARGIN}"])
     first, best = table.loc["t0000"], table.loc[table[AIM].idxmax()]
-    prepared = read_prepared(SweepFolder(done.folder).prepared)
+    prepared = read_prepared(SweepFolder(sweep.folder).prepared)
     texts = [prepared.texts_of(prepared.pairs()[:, side].astype(np.int64)) for side in (0, 1)]
     is_noise = np.array([pair in noise or pair[::-1] in noise for pair in zip(*texts, strict=True)])
     margin, language = (float(best[f"setting.{name}"]) for name in (MARGIN, LANGUAGE))
@@ -130,10 +130,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
-        found = figures(Path(folder), written(Path(folder), options))
-    print(json.dumps(found, indent=1))
+        record = figures(Path(folder), written(Path(folder), options))
+    print(json.dumps(record, indent=1))
     if options.json:
-        write_whole(options.json, (json.dumps({"commit": commit(), **found}, indent=0) + "\n").encode())
+        write_whole(options.json, (json.dumps({"commit": commit(), **record}, indent=0) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Unplaced(WorkerGroupTrainer):
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpeningCost:
     """What so many groups cost the driver."""
 
     groups: int
@@ -52,8 +52,8 @@ class Opened:
     mb: float
 
     def shown(self) -> str:
-        each = 1000 * self.mb / self.groups
-        return f"{self.groups:6d} {self.cpu:10.1f} {self.wall:10.1f} {self.mb:10.1f} {each:12.0f}"
+        kb_per_group = 1000 * self.mb / self.groups
+        return f"{self.groups:6d} {self.cpu:10.1f} {self.wall:10.1f} {self.mb:10.1f} {kb_per_group:12.0f}"
 
 
 HEAD = f"{'groups':>6} {'CPU s':>10} {'wall s':>10} {'MB':>10} {'KB a group':>12}"
@@ -61,22 +61,22 @@ HEAD = f"{'groups':>6} {'CPU s':>10} {'wall s':>10} {'MB':>10} {'KB a group':>12
 
 def asking(pool: WorkerPool) -> Callable[[], None]:
     """Asks the dispatcher for a trial on behalf of all groups, and again when a call comes back without one."""
-    asked: dict[str, ray.ObjectRef[object]] = {}
+    calls_by_group: dict[str, ray.ObjectRef[object]] = {}
 
     def ask() -> None:
-        calls = list(asked.values())
+        calls = list(calls_by_group.values())
         back = set(ray.wait(calls, num_returns=len(calls), timeout=0)[0]) if calls else set()
         for name in pool._groups:
-            if name not in asked or asked[name] in back:
-                asked[name] = pool.dispatcher._actor.next.remote(name, "ranks")
+            if name not in calls_by_group or calls_by_group[name] in back:
+                calls_by_group[name] = pool.dispatcher._actor.next.remote(name, "ranks")
 
     return ask
 
 
-def opened(groups: int, place: Path) -> Opened:
+def opened(groups: int, place: Path) -> OpeningCost:
     """Opens the groups in this process."""
     process = psutil.Process()
-    before, started, spent = process.memory_info().rss, time.perf_counter(), time.process_time()
+    before, started, cpu_start = process.memory_info().rss, time.perf_counter(), time.process_time()
     settings = PoolSettings(
         count=groups,
         workers=1,
@@ -94,13 +94,13 @@ def opened(groups: int, place: Path) -> Opened:
         for _ in range(SURVEYS):
             pool._surveyed = 0.0
             pool.mend()
-        cpu, wall = time.process_time() - spent, time.perf_counter() - started
-        return Opened(groups, cpu, wall, (process.memory_info().rss - before) / 1e6)
+        cpu, wall = time.process_time() - cpu_start, time.perf_counter() - started
+        return OpeningCost(groups, cpu, wall, (process.memory_info().rss - before) / 1e6)
 
 
-def faults(found: list[Opened]) -> list[str]:
+def faults(sizes: list[OpeningCost]) -> list[str]:
     """What missed its goal."""
-    small, large, broken = found[0], found[-1], []
+    small, large, broken = sizes[0], sizes[-1], []
     if large.cpu > MOST_SECONDS:
         broken.append(f"{large.groups} groups took {large.cpu:.0f} CPU seconds, allowed {MOST_SECONDS:g}")
     if large.mb > MOST_MB * large.groups:
@@ -113,19 +113,19 @@ def faults(found: list[Opened]) -> list[str]:
 
 def main() -> None:
     """Runs the benchmark."""
-    given = options(__doc__)
+    args = options(__doc__)
     vars(worker_groups)["WorkerGroupTrainer"] = Unplaced
-    found = []
+    sizes = []
     print(HEAD)
     with local_ray(num_cpus=1):
         for groups in SIZES:
             with TemporaryDirectory() as place:
-                found.append(opened(groups, Path(place)))
-            print(found[-1].shown(), flush=True)
-    small, large = (each.cpu / each.groups for each in (found[0], found[-1]))
-    facts: dict[str, Any] = {"commit": commit(), "sizes": [asdict(each) for each in found]}
+                sizes.append(opened(groups, Path(place)))
+            print(sizes[-1].shown(), flush=True)
+    small, large = (size.cpu / size.groups for size in (sizes[0], sizes[-1]))
+    facts: dict[str, Any] = {"commit": commit(), "sizes": [asdict(size) for size in sizes]}
     row = Row(ours=large, peer=small)
-    verdict("opening", [row], 1.0, given, broken=faults(found), unit="CPU seconds of a group", **facts)
+    verdict("opening", [row], 1.0, args, broken=faults(sizes), unit="CPU seconds of a group", **facts)
 
 
 if __name__ == "__main__":

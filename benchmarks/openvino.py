@@ -65,7 +65,7 @@ def rates(runs: dict[str, Callable[[], object]]) -> dict[str, float]:
             run()
             if number:  # the first one pays for memory
                 seconds[name] = min(seconds[name], time.process_time() - begun)
-    return {name: TEXTS / each for name, each in seconds.items()}
+    return {name: TEXTS / duration for name, duration in seconds.items()}
 
 
 def sentence(record: dict[str, Any]) -> str:
@@ -89,8 +89,8 @@ def main() -> None:
     options = parser.parse_args()
     from importlib.metadata import version
 
-    measured = rates(runners(options.graph, options.small, batch(options.graph)))
-    record = {"commit": commit(), "version": version("openvino"), "rates": measured}
+    rates_by_runner = rates(runners(options.graph, options.small, batch(options.graph)))
+    record = {"commit": commit(), "version": version("openvino"), "rates": rates_by_runner}
     print(sentence(record))
     FIGURES.keep(record)
 

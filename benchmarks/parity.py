@@ -49,32 +49,32 @@ class Cell:
     name: str
     reference: str
     ours: float
-    theirs: float
+    peer: float
     allowed: float = TOLERANCE
 
     @property
     def holds(self) -> bool:
-        return abs(self.ours - self.theirs) <= self.allowed
+        return abs(self.ours - self.peer) <= self.allowed
 
 
 def tasks(rows: int | None = None) -> list[TextTask]:
     """NTREX and Tatoeba, mining sets of NTREX, STS-B and KorSTS, SIB-200 in English, each whole or of so many rows."""
     files = {code: f"ntrex/{code}.tsv.gz" for code in LANGUAGES}
     sib = TsvSource(name="sib", id="id", paths={code: f"sib200/{code}.tsv.gz" for code in ("eng_Latn", "fra_Latn")})
-    found: list[Bitext | Sts | Clustering | Transfer] = [
+    sets: list[Bitext | Sts | Clustering | Transfer] = [
         Bitext(name="ntrex", source=TsvSource(name="ntrex", id="id", paths=files, pairs="all"))
     ]
     for code in LANGUAGES[1:]:
         pair = TsvSource(name=code, path=f"tatoeba/{code}-eng.tsv", columns={code: code, "eng": "eng"})
-        found.append(Bitext(name="tatoeba", source=pair))
-    found += [
+        sets.append(Bitext(name="tatoeba", source=pair))
+    sets += [
         Sts(name="stsb", path="stsb/eng.test.tsv", language="eng"),
         Sts(name="korsts", path="korsts/kor.test.tsv", language="kor"),
         Clustering(name="sib", source=sib, label="category"),
         Transfer(name="sib_head", source=sib, label="category", split="sib_split", language="eng_Latn"),
     ]
-    read = subsets(read_eval([replace(task, limit=rows) for task in found], ROOT), ("eng",))
-    return [*read, *(mining_set(task) for task in read if task.name == "ntrex")]
+    subset_tasks = subsets(read_eval([replace(task, limit=rows) for task in sets], ROOT), ("eng",))
+    return [*subset_tasks, *(mining_set(task) for task in subset_tasks if task.name == "ntrex")]
 
 
 def mining_set(task: TextTask) -> TextTask:
@@ -82,11 +82,11 @@ def mining_set(task: TextTask) -> TextTask:
     pairs = list({left: (left, right) for left, right in zip(task.left, task.right, strict=True)}.values())
     pairs = list({right: (left, right) for left, right in pairs}.values())
     random = np.random.default_rng(len(pairs))
-    drawn = random.permutation(len(pairs))
+    order = random.permutation(len(pairs))
     halves = []
-    for half in np.array_split(drawn, 2):
-        both, lefts, rights = np.array_split(half, MINED)
-        sides = [random.permutation(np.concatenate([both, alone])) for alone in (lefts, rights)]
+    for half in np.array_split(order, 2):
+        paired, lefts, rights = np.array_split(half, MINED)
+        sides = [random.permutation(np.concatenate([paired, alone])) for alone in (lefts, rights)]
         places = [{int(row): place for place, row in enumerate(side)} for side in sides]
         halves.append(
             TextTask(
@@ -97,7 +97,7 @@ def mining_set(task: TextTask) -> TextTask:
                 right=tuple(pairs[row][1] for row in sides[1]),
                 left_languages=task.left_languages,
                 right_languages=task.right_languages,
-                gold=tuple((places[0][int(row)], places[1][int(row)]) for row in both),
+                gold=tuple((places[0][int(row)], places[1][int(row)]) for row in paired),
             )
         )
     return replace(halves[1], fit=halves[0])
@@ -105,34 +105,34 @@ def mining_set(task: TextTask) -> TextTask:
 
 def cells(folder: str, rows: int | None = None) -> Iterator[Cell]:
     """Every cell of one model."""
-    chosen = tasks(rows)
-    own = Ours(folder)
-    ours = evaluate_texts(chosen, own.encode)
+    eval_tasks = tasks(rows)
+    encoder = Ours(folder)
+    ours = evaluate_texts(eval_tasks, encoder.encode)
     model = loaded(folder)
-    known: dict[str, NDArray[np.float32]] = {}
+    cache: dict[str, NDArray[np.float32]] = {}
 
     def unit(texts: Sequence[str]) -> Vectors:
-        missing = [text for text in dict.fromkeys(texts) if text not in known]
-        known.update(zip(missing, model.encode(missing, batch_size=64, show_progress_bar=False), strict=True))
-        rows = np.stack([known[text] for text in texts]).astype(np.float64)
+        missing = [text for text in dict.fromkeys(texts) if text not in cache]
+        cache.update(zip(missing, model.encode(missing, batch_size=64, show_progress_bar=False), strict=True))
+        rows = np.stack([cache[text] for text in texts]).astype(np.float64)
         return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
-    by_mteb = [task for task in chosen if task.name in ("ntrex", "tatoeba", "stsb")]
+    by_mteb = [task for task in eval_tasks if task.name in ("ntrex", "tatoeba", "stsb")]
     for name, value in mteb_scores(by_mteb, model).items():
         yield Cell(name, "mteb", ours[name], value)
-    for task in chosen:
+    for task in eval_tasks:
         for metric, reference, value, *allowed in REFERENCES[task.kind](task, unit):
             name = f"test/{task.name}/{task.subset}/{metric}"
             yield Cell(name, reference, ours[name], value, *allowed)
 
 
-Found = Iterator[tuple[str, str, float] | tuple[str, str, float, float]]
+CellValues = Iterator[tuple[str, str, float] | tuple[str, str, float, float]]
 
 
-def _bitext(task: TextTask, unit: Callable[[Sequence[str]], Vectors]) -> Found:
+def _bitext(task: TextTask, unit: Callable[[Sequence[str]], Vectors]) -> CellValues:
     x, y = unit(task.left), unit(task.right)
-    there, back = xsim_by_loop(x, y, task.right), xsim_by_loop(y, x, task.left)
-    yield "xsim_error", "LASER's definition", (there + back) / 2
+    forward, backward = xsim_by_loop(x, y, task.right), xsim_by_loop(y, x, task.left)
+    yield "xsim_error", "LASER's definition", (forward + backward) / 2
 
 
 def xsim_by_loop(x: Vectors, y: Vectors, texts: Sequence[str], k: int = 4) -> float:
@@ -147,15 +147,15 @@ def xsim_by_loop(x: Vectors, y: Vectors, texts: Sequence[str], k: int = 4) -> fl
     return errors / len(x)
 
 
-def _mining(task: TextTask, unit: Callable[[Sequence[str]], Vectors]) -> Found:
+def _mining(task: TextTask, unit: Callable[[Sequence[str]], Vectors]) -> CellValues:
     assert task.fit is not None
     fit = mined_by_loop(unit(task.fit.left), unit(task.fit.right))
-    found = mined_by_loop(unit(task.left), unit(task.right))
-    for how, pairs in found.items():
+    by_way = mined_by_loop(unit(task.left), unit(task.right))
+    for how, pairs in by_way.items():
         threshold, _ = swept(fit[how], task.fit.gold)
         _, oracle = swept(pairs, task.gold)
-        kept = {pair for pair, score in pairs.items() if score >= threshold}
-        f1 = 2 * len(kept & set(task.gold)) / (len(kept) + len(task.gold))
+        predictions = {pair for pair, score in pairs.items() if score >= threshold}
+        f1 = 2 * len(predictions & set(task.gold)) / (len(predictions) + len(task.gold))
         yield f"f1_{how}", "LASER's definition", f1
         yield f"f1_{how}_oracle", "LASER's definition", oracle
 
@@ -168,16 +168,16 @@ def mined_by_loop(x: Vectors, y: Vectors, k: int = 4) -> dict[str, dict[tuple[in
     means = [-np.sort(-side, axis=1)[:, :k].mean(axis=1) for side in (cosines, cosines.T)]
     scores = cosines / ((means[0][:, None] + means[1]) / 2)
     near = [np.argsort(-side, axis=1, kind="stable")[:, :k] for side in (cosines, cosines.T)]
-    there = {(i, int(row[scores[i, row].argmax()])) for i, row in enumerate(near[0])}
-    back = {(int(row[scores[row, j].argmax()]), j) for j, row in enumerate(near[1])}
+    forward = {(i, int(row[scores[i, row].argmax()])) for i, row in enumerate(near[0])}
+    backward = {(int(row[scores[row, j].argmax()]), j) for j, row in enumerate(near[1])}
     best, lefts, rights = set(), set(), set()
-    for i, j in sorted(there | back, key=lambda pair: -scores[pair]):
+    for i, j in sorted(forward | backward, key=lambda pair: -scores[pair]):
         if i not in lefts and j not in rights:
             lefts.add(i)
             rights.add(j)
             best.add((i, j))
-    chosen = {"forward": there, "backward": back, "intersection": there & back, "max": best}
-    return {how: {pair: float(scores[pair]) for pair in pairs} for how, pairs in chosen.items()}
+    by_way = {"forward": forward, "backward": backward, "intersection": forward & backward, "max": best}
+    return {how: {pair: float(scores[pair]) for pair in pairs} for how, pairs in by_way.items()}
 
 
 def swept(pairs: dict[tuple[int, int], float], gold: Sequence[tuple[int, int]]) -> tuple[float, float]:
@@ -195,26 +195,26 @@ def swept(pairs: dict[tuple[int, int], float], gold: Sequence[tuple[int, int]]) 
     return float(threshold), best
 
 
-def _sts(task: TextTask, unit: Callable[[Sequence[str]], Vectors]) -> Found:
+def _sts(task: TextTask, unit: Callable[[Sequence[str]], Vectors]) -> CellValues:
     cosines = (unit(task.left) * unit(task.right)).sum(axis=1)
     yield "spearman", "scipy", float(spearmanr(cosines, task.scores).statistic)
     yield "pearson", "scipy", float(pearsonr(cosines, task.scores).statistic)
 
 
-def _clustering(task: TextTask, unit: Callable[[Sequence[str]], Vectors]) -> Found:
+def _clustering(task: TextTask, unit: Callable[[Sequence[str]], Vectors]) -> CellValues:
     rows, topics = unit(task.left), len(set(task.labels))
-    found = [KMeans(topics, n_init=STARTS, random_state=seed).fit_predict(rows) for seed in SEEDS]
+    clusterings = [KMeans(topics, n_init=STARTS, random_state=seed).fit_predict(rows) for seed in SEEDS]
     for metric, score in (("ari", adjusted_rand_score), ("v_measure", v_measure_score)):
-        values = [score(task.labels, row) for row in found]
+        values = [score(task.labels, row) for row in clusterings]
         yield metric, "scikit-learn", float(np.mean(values)), max(STARTED, SPREAD * float(np.std(values, ddof=1)))
 
 
-def _transfer(task: TextTask, unit: Callable[[Sequence[str]], Vectors]) -> Found:
+def _transfer(task: TextTask, unit: Callable[[Sequence[str]], Vectors]) -> CellValues:
     assert task.fit is not None
     head = LogisticRegression(C=1.0, max_iter=2000, tol=1e-8).fit(unit(task.fit.left), task.fit.labels)
-    said = head.predict(unit(task.left))
-    yield "accuracy", "scikit-learn", float(np.mean(said == np.array(task.labels)))
-    yield "macro_f1", "scikit-learn", float(f1_score(task.labels, said, average="macro"))
+    predictions = head.predict(unit(task.left))
+    yield "accuracy", "scikit-learn", float(np.mean(predictions == np.array(task.labels)))
+    yield "macro_f1", "scikit-learn", float(f1_score(task.labels, predictions, average="macro"))
 
 
 REFERENCES = {"bitext": _bitext, "mining": _mining, "sts": _sts, "clustering": _clustering, "transfer": _transfer}
@@ -225,23 +225,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--rows", type=int, metavar="N", help="rows of each set; all when left out")
-    given = parser.parse_args()
+    args = parser.parse_args()
     if not ROOT.is_dir():
         sys.exit(f"no corpora in {ROOT}; set BABELTUNE_DATA to the folder of the shared data")
     one_thread()
     broken = 0
-    for name in given.models or [BUNDLED]:
+    for name in args.models or [BUNDLED]:
         folder = str(model_folder(name, None, setting="MODEL"))
         model = folder.rstrip("/").rpartition("/")[2]
         print(f"| {model} | reference | ours | theirs | difference | allowed |\n|---|---|--:|--:|--:|--:|")
-        found = list(cells(folder, given.rows))
-        for cell in found:
+        results = list(cells(folder, args.rows))
+        for cell in results:
             name = cell.name.removeprefix("test/")
-            apart = f"{cell.ours - cell.theirs:+.4f} | {cell.allowed:.4f}"
-            print(f"| {name} | {cell.reference} | {cell.ours:.4f} | {cell.theirs:.4f} | {apart} |")
-        off = list(itertools.filterfalse(lambda cell: cell.holds, found))
-        print(f"{len(found)} cells, {len(off)} beyond their tolerance: {[cell.name for cell in off]}", flush=True)
-        broken += len(off)
+            apart = f"{cell.ours - cell.peer:+.4f} | {cell.allowed:.4f}"
+            print(f"| {name} | {cell.reference} | {cell.ours:.4f} | {cell.peer:.4f} | {apart} |")
+        outside = list(itertools.filterfalse(lambda cell: cell.holds, results))
+        print(
+            f"{len(results)} cells, {len(outside)} beyond their tolerance: {[cell.name for cell in outside]}",
+            flush=True,
+        )
+        broken += len(outside)
     sys.exit(1 if broken else 0)
 
 

@@ -75,12 +75,12 @@ def table(rows: Sequence[Row], seconds: float) -> str:
     """Means over the seeds with their spread, as Markdown."""
     lines = [f"| {seconds:g} CPU s | seeds | pairs | {' | '.join(SHOWN)} |", f"| --- |{' --: |' * (len(SHOWN) + 2)}"]
     for name in NAMES:
-        named = [row for row in rows if row.name == name and row.seconds == seconds]
-        if not named:
+        runs = [row for row in rows if row.name == name and row.seconds == seconds]
+        if not runs:
             continue
-        cells = [str(len(named)), f"{statistics.mean(row.pairs for row in named):,.0f}"]
+        cells = [str(len(runs)), f"{statistics.mean(row.pairs for row in runs):,.0f}"]
         for title in SHOWN:
-            scores = [row.scores[title] for row in named]
+            scores = [row.scores[title] for row in runs]
             cells.append(f"{statistics.mean(scores):.3f} ± {statistics.pstdev(scores):.3f}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -95,13 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def contestants(storage: Path) -> Mapping[str, Contestant]:
         work = read_pretrained(options.encoder, storage)
         print(f"{len(work.prepared.pairs()):,} pairs", flush=True)
-        trained: dict[str, Callable[[Work, float, int, Path], int]] = {"start": untrained, "ours": ours}
-        trained |= {f"{rate:g}": functools.partial(ranked, rate=rate) for rate in RATES}
+        training_functions: dict[str, Callable[[Work, float, int, Path], int]] = {"start": untrained, "ours": ours}
+        training_functions |= {f"{rate:g}": functools.partial(ranked, rate=rate) for rate in RATES}
 
         def scored(train: Callable[[Work, float, int, Path], int]) -> Contestant:
             return lambda seconds, seed, folder: (train(work, seconds, seed, folder), work)
 
-        return {name: scored(train) for name, train in trained.items()}
+        return {name: scored(train) for name, train in training_functions.items()}
 
     rows = run_rows(options, NAMES, contestants)
     for seconds in sorted({row.seconds for row in rows}):

@@ -36,7 +36,7 @@ from babeltune.files import write_whole
 from babeltune.schema.records import Bitext, CsvSource, Data
 from babeltune.storage.object_store import ObjectStore
 from benchmarks.__main__ import commit
-from benchmarks.bucket_requests import BUCKET, Counted, server
+from benchmarks.bucket_requests import BUCKET, RequestCounts, server
 from benchmarks.corpus import make_data, watched
 from benchmarks.figures import Figures
 from benchmarks.race import in_own_process
@@ -74,8 +74,8 @@ BAD = {
 def bucket() -> Iterator[None]:
     """An S3 server in a process of its own, so that its CPU time is nobody's."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,))
+    ours, child_end = context.Pipe()
+    process = context.Process(target=_serve, args=(child_end,))
     process.start()
     os.environ |= ours.recv()
     try:
@@ -87,7 +87,7 @@ def bucket() -> Iterator[None]:
 
 def _serve(pipe: Any) -> None:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    with server(Counted()):
+    with server(RequestCounts()):
         pipe.send({name: value for name, value in os.environ.items() if name.startswith("AWS_")})
         threading.Event().wait()
 
@@ -96,7 +96,7 @@ def objects(engine: str) -> tuple[float, float]:
     """Seconds and CPU seconds of writing small objects and reading them."""
     data = b"x" * BYTES
     store = S3Store(BUCKET, endpoint=os.environ["AWS_ENDPOINT_URL"], client_options={"allow_http": True})
-    mine = ObjectStore(f"s3://{BUCKET}/ours")
+    object_store = ObjectStore(f"s3://{BUCKET}/ours")
     begun, cpu = time.monotonic(), time.process_time()
     if engine == "obstore":
         for number in range(OBJECTS):
@@ -105,9 +105,9 @@ def objects(engine: str) -> tuple[float, float]:
             assert bytes(obstore.get(store, entry["path"]).bytes()) == data
     else:
         for number in range(OBJECTS):
-            mine.write_if(f"{time.time_ns()}-{number}", data, None)
-        for key in mine.entries():
-            assert mine.read(key) == data
+            object_store.write_if(f"{time.time_ns()}-{number}", data, None)
+        for key in object_store.entries():
+            assert object_store.read(key) == data
     return time.monotonic() - begun, time.process_time() - cpu
 
 
@@ -117,39 +117,41 @@ def both_won(write: Callable[[Path, int], bool]) -> int:
     with TemporaryDirectory() as folder:
         for number in range(ROUNDS):
             barrier = threading.Barrier(2)
-            won: list[bool] = []
+            outcomes: list[bool] = []
 
-            def meet(who: int, path: Path = Path(folder) / f"{number}", barrier: Any = barrier, won: Any = won) -> None:
+            def meet(
+                writer: int, path: Path = Path(folder) / f"{number}", barrier: Any = barrier, outcomes: Any = outcomes
+            ) -> None:
                 barrier.wait()
-                won.append(write(path, who))
+                outcomes.append(write(path, writer))
 
-            writers = [threading.Thread(target=meet, args=(who,)) for who in range(2)]
-            for each in writers:
-                each.start()
-            for each in writers:
-                each.join()
-            doubled += won == [True, True]
+            writers = [threading.Thread(target=meet, args=(writer,)) for writer in range(2)]
+            for thread in writers:
+                thread.start()
+            for thread in writers:
+                thread.join()
+            doubled += outcomes == [True, True]
     return doubled
 
 
-def by_ours(path: Path, who: int) -> bool:
+def by_ours(path: Path, writer: int) -> bool:
     """Whether the file was made."""
-    return ObjectStore(f"file://{path.parent}").write_if(path.name, b"%d" % who, None) is not None
+    return ObjectStore(f"file://{path.parent}").write_if(path.name, b"%d" % writer, None) is not None
 
 
-def by_fsspec(path: Path, who: int) -> bool:
+def by_fsspec(path: Path, writer: int) -> bool:
     """Whether the file was made."""
     try:
-        fsspec.filesystem("file").pipe_file(str(path), b"%d" % who, mode="create")
+        fsspec.filesystem("file").pipe_file(str(path), b"%d" % writer, mode="create")
     except FileExistsError:
         return False
     return True
 
 
-def by_obstore(path: Path, who: int) -> bool:
+def by_obstore(path: Path, writer: int) -> bool:
     """Whether the file was made."""
     try:
-        obstore.put(LocalStore(path.parent), path.name, b"%d" % who, mode="create")
+        obstore.put(LocalStore(path.parent), path.name, b"%d" % writer, mode="create")
     except obstore.exceptions.AlreadyExistsError:
         return False
     return True
@@ -160,11 +162,13 @@ def text(engine: str, pairs: int) -> tuple[int, float, int]:
     with TemporaryDirectory() as name:
         folder = Path(name)
         data = make_data(folder, pairs)
-        data = replace(data, overlap="exact", split=None, train=tuple(replace(each, cap=None) for each in data.train))
+        data = replace(
+            data, overlap="exact", split=None, train=tuple(replace(source, cap=None) for source in data.train)
+        )
         cpu = time.process_time()
         with watched() as peak:
-            kept = in_sql(data, folder) if engine == "duckdb" else len(build_corpus(data, folder, 0).pairs)
-        return kept, time.process_time() - cpu, peak()
+            count = in_sql(data, folder) if engine == "duckdb" else len(build_corpus(data, folder, 0).pairs)
+        return count, time.process_time() - cpu, peak()
 
 
 def in_sql(data: Data, folder: Path) -> int:
@@ -172,7 +176,7 @@ def in_sql(data: Data, folder: Path) -> int:
     database = duckdb.connect(config={"threads": 1, "memory_limit": "300MB", "temp_directory": str(folder / "spill")})
 
     def key(texts: pa.Array) -> pa.Array:
-        return pa.array([text_key(each.strip()) for each in texts.to_pylist()], pa.string())
+        return pa.array([text_key(cell.strip()) for cell in texts.to_pylist()], pa.string())
 
     database.create_function("key", key, ["VARCHAR"], "VARCHAR", type="arrow")
     sets = [task.source for task in (*data.dev, *data.test) if isinstance(task, Bitext)]
@@ -183,9 +187,9 @@ def in_sql(data: Data, folder: Path) -> int:
         f"SELECT '{left}-{right}' AS pair, {left} AS l, {right} AS r FROM {table}" for table, left, right in train
     )
     keys = "\n  UNION ".join(f"SELECT key({side}) AS key FROM {table}" for table, *sides in sealed for side in sides)
-    found = database.execute(KEPT.format(rows=rows, sealed=keys, longest=data.max_characters)).fetchone()
-    assert found is not None
-    return int(found[0])
+    counts = database.execute(KEPT.format(rows=rows, sealed=keys, longest=data.max_characters)).fetchone()
+    assert counts is not None
+    return int(counts[0])
 
 
 def rows_read(engine: str, bad: str) -> str:
@@ -201,25 +205,25 @@ def rows_read(engine: str, bad: str) -> str:
             if engine != "ours":
                 with duckdb.connect() as database:
                     rows = READ.format(path, str(engine == "strict").lower(), COLUMNS)
-                    read = [text for (text,) in database.execute(f"SELECT fra FROM {rows}").fetchall()]
+                    kept_texts = [text for (text,) in database.execute(f"SELECT fra FROM {rows}").fetchall()]
                     tables = database.execute("SELECT table_name FROM duckdb_tables()").fetchall()
                     count = "SELECT count(*) FROM reject_errors"
                     reported = database.execute(count).fetchall()[0][0] if ("reject_errors",) in tables else 0
-                return f"{sum(text in texts for text in read):,} read, {reported} reported"
+                return f"{sum(text in texts for text in kept_texts):,} read, {reported} reported"
             source = CsvSource(
                 name="bad", path="rows.csv", columns={"eng": "eng", "fra": "fra"}, on_error="drop", max_dropped=1
             )
-            both = read_source(source, Path(name), others={})
-            read = list(both.columns["fra"][:])
-            return f"{sum(text in texts for text in read):,} read, {sum(both.dropped.values())} reported"
+            corpus = read_source(source, Path(name), others={})
+            kept_texts = list(corpus.columns["fra"][:])
+            return f"{sum(text in texts for text in kept_texts):,} read, {sum(corpus.dropped.values())} reported"
         except (DataError, duckdb.Error):
             return "refused"
 
 
 def shown(rounds: Sequence[Mapping[str, Sequence[float]]], engine: str, figure: int, per: float) -> str:
     """The median of a figure, and its least and largest round."""
-    each = sorted(some[engine][figure] / per for some in rounds)
-    return f"{statistics.median(each):,.3g} ({each[0]:,.3g} to {each[-1]:,.3g})"
+    figures = sorted(measurements[engine][figure] / per for measurements in rounds)
+    return f"{statistics.median(figures):,.3g} ({figures[0]:,.3g} to {figures[-1]:,.3g})"
 
 
 def table(record: Mapping[str, Any]) -> str:
@@ -231,15 +235,15 @@ def table(record: Mapping[str, Any]) -> str:
         ("texts", f"DuckDB, CPU µs of a pair of {record['pairs']:,}", 1, record["pairs"] / 1e6),
         ("texts", "DuckDB, peak of memory in MB", 2, 1e6),
     )
-    for name, what, figure, per in works:
-        ours, tried = (shown(record[name], engine, figure, per) for engine in record[name][0])
-        lines.append(f"| {what} | {ours} | {tried} |")
-    won = record["both_won"]
-    tried = ", ".join(f"{engine} {doubled}" for engine, doubled in won.items() if engine != "ours")
-    lines.append(f"| in a folder, meetings of {ROUNDS} that both writers won | {won['ours']} | {tried} |")
-    for bad, read in record["bad_rows"].items():
+    for name, title, figure, per in works:
+        ours, peers = (shown(record[name], engine, figure, per) for engine in record[name][0])
+        lines.append(f"| {title} | {ours} | {peers} |")
+    doubled_by_engine = record["both_won"]
+    peers = ", ".join(f"{engine} {doubled}" for engine, doubled in doubled_by_engine.items() if engine != "ours")
+    lines.append(f"| in a folder, meetings of {ROUNDS} that both writers won | {doubled_by_engine['ours']} | {peers} |")
+    for bad, answers in record["bad_rows"].items():
         words = f"DuckDB, {ROWS:,} good rows of CSV with one between them with {bad}"
-        lines.append(f"| {words} | {read['ours']} | {read['strict']}; leniently {read['lenient']} |")
+        lines.append(f"| {words} | {answers['ours']} | {answers['strict']}; leniently {answers['lenient']} |")
     return "\n".join(lines) + "\n"
 
 

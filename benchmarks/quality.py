@@ -93,10 +93,10 @@ class Work:
 
     def scores(self, folder: Path) -> dict[str, float]:
         """The scores of an exported model."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for kind, tasks in self.sets.items():
-            found |= score(str(folder), tasks, kind)
-        return {title: found[metric] for title, metric in SHOWN.items()}
+            values |= score(str(folder), tasks, kind)
+        return {title: values[metric] for title, metric in SHOWN.items()}
 
 
 def read_work(sweep_file: str, settings: Mapping[str, object], storage: Path, *assignments: str) -> Work:
@@ -114,14 +114,14 @@ def read_fixed(sweep_file: str, settings: Mapping[str, object], *assignments: st
 def pairs_within(trial: Trial, prepared: Prepared, seconds: float) -> int:
     """The pairs that a trial trains on in so many CPU seconds, by the speed of its first batches."""
     run, meter = start(trial, prepared), Averages(every=10**9)
-    tried = min(TRIED, len(run.steps.schedule) - 1)
-    if tried < 1:
+    steps = min(TRIED, len(run.steps.schedule) - 1)
+    if steps < 1:
         raise TrainingError("a speed is measured on two batches and more; give the trial more pairs")
     run.one_step(0, meter, flush=False)
     started = time.process_time()
-    for step in range(1, tried + 1):
+    for step in range(1, steps + 1):
         run.one_step(step, meter, flush=False)
-    speed = (run.steps.schedule.seen[tried] - run.steps.schedule.seen[0]) / (time.process_time() - started)
+    speed = (run.steps.schedule.seen[steps] - run.steps.schedule.seen[0]) / (time.process_time() - started)
     return int(speed * seconds)
 
 
@@ -144,13 +144,13 @@ def train_averaged(work: Work, trial: Trial, seconds: float, runs: int, folder: 
     states, first = [], trial.seed * runs
     for seed in range(first, first + runs):
         student, training = replace(trial.student, seed=first), replace(trial.training, pairs=share, reports=1)
-        one = replace(trial, seed=seed, student=student, training=training)
-        run, meter = start(one, work.prepared), Averages(every=10**9)
+        seeded = replace(trial, seed=seed, student=student, training=training)
+        run, meter = start(seeded, work.prepared), Averages(every=10**9)
         for step in range(len(run.steps.schedule)):
             run.one_step(step, meter, flush=False)
         states.append({name: tensor.clone() for name, tensor in run.train_step.encoder.state_dict().items()})
     run.train_step.encoder.load_state_dict(mean_of(states))
-    export_trial(work.sweep, one, work.prepared, run.train_step.encoder, run.train_step.method, folder)
+    export_trial(work.sweep, seeded, work.prepared, run.train_step.encoder, run.train_step.method, folder)
     return runs * share
 
 
@@ -171,27 +171,27 @@ def add_options(parser: argparse.ArgumentParser, *, seconds: Sequence[float], se
 
 
 def run_rows(
-    given: argparse.Namespace, names: Iterable[str], make: Callable[[Path], Mapping[str, Contestant]]
+    args: argparse.Namespace, names: Iterable[str], make: Callable[[Path], Mapping[str, Contestant]]
 ) -> list[Row]:
     """Trains and scores what is asked for and not there yet; returns all rows. `make` gets the storage."""
-    if unknown := set(given.only or ()) - set(names):
+    if unknown := set(args.only or ()) - set(names):
         raise SystemExit(f"nobody is named {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    if given.table and not given.rows:
+    if args.table and not args.rows:
         raise SystemExit("--table prints the rows of a folder; name it with --rows FOLDER")
-    if given.table:
-        return read_rows(given.rows)
+    if args.table:
+        return read_rows(args.rows)
     one_thread()
     disable_progress_bars()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     with TemporaryDirectory() as temporary:
-        folder = given.rows or Path(temporary) / "rows"
-        there = {row.file for row in read_rows(folder)}
-        contestants = make(given.storage or Path(temporary) / "storage")
-        for seconds in given.seconds:
-            for name in given.only or names:
-                for seed in given.seeds:
-                    if Row(name, seconds, seed, 0, 0, {}).file not in there:
+        folder = args.rows or Path(temporary) / "rows"
+        row_files = {row.file for row in read_rows(folder)}
+        contestants = make(args.storage or Path(temporary) / "storage")
+        for seconds in args.seconds:
+            for name in args.only or names:
+                for seed in args.seeds:
+                    if Row(name, seconds, seed, 0, 0, {}).file not in row_files:
                         exported = Path(temporary) / f"{name}-{seconds:g}-{seed}".replace(" ", "-")
                         write_row(folder, _row(contestants[name], name, seconds, seed, exported))
         return read_rows(folder)
@@ -200,8 +200,8 @@ def run_rows(
 def _row(train: Contestant, name: str, seconds: float, seed: int, folder: Path) -> Row:
     started = time.process_time()
     pairs, work = train(seconds, seed, folder)
-    spent = time.process_time() - started
-    row = Row(name, seconds, seed, pairs, spent, work.scores(folder))
-    shown = " ".join(f"{title} {value:.3f}" for title, value in row.scores.items())
-    print(f"{name}, {seconds:g} s, seed {seed}: {pairs:,} rows in {spent:.0f} s, {shown}", flush=True)
+    cpu_s = time.process_time() - started
+    row = Row(name, seconds, seed, pairs, cpu_s, work.scores(folder))
+    score_words = " ".join(f"{title} {value:.3f}" for title, value in row.scores.items())
+    print(f"{name}, {seconds:g} s, seed {seed}: {pairs:,} rows in {cpu_s:.0f} s, {score_words}", flush=True)
     return row

@@ -161,11 +161,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, seconds=[10, 30, 100, 300, 1000], seeds=[0])
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder of the page and the picture")
-    given = parser.parse_args(arguments)
-    rows = run_rows(given, list(MADE), Contestants)
-    if rows and not given.only:
-        write_whole(given.docs / "quality.md", page(rows).encode())
-        draw(rows, given.docs / "quality.svg")
+    args = parser.parse_args(arguments)
+    rows = run_rows(args, list(MADE), Contestants)
+    if rows and not args.only:
+        write_whole(args.docs / "quality.md", page(rows).encode())
+        draw(rows, args.docs / "quality.svg")
     print(page(rows))
 
 

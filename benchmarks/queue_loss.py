@@ -51,23 +51,23 @@ def make_vectors(pairs: int, entries: int, dim: int) -> Vectors:
 class Ours:
     """The method, with a queue that is full."""
 
-    given: Vectors
+    vectors: Vectors
 
     def __post_init__(self) -> None:
         method = load_method("laser3_co")
-        values = {"temperature": TEMPERATURE, "sigma": SIGMA, "queue": len(self.given.queue), "self_weight": 0.0}
+        values = {"temperature": TEMPERATURE, "sigma": SIGMA, "queue": len(self.vectors.queue), "self_weight": 0.0}
         config: Any = make_config(method, values)
-        dim = self.given.queue.shape[1]
+        dim = self.vectors.queue.shape[1]
         self.objective: Method = method(config, student_dim=dim, teacher_dim=dim)
-        self.objective.warm_up(self.given.queue, torch.arange(len(self.given.queue)))
+        self.objective.warm_up(self.vectors.queue, torch.arange(len(self.vectors.queue)))
 
     def step(self) -> tuple[float, Tensor]:
         """Value and gradient as a trial computes them; then the queue takes the batch."""
-        pairs = len(self.given.teacher)
-        ids = len(self.given.queue) + torch.arange(pairs)
+        pairs = len(self.vectors.teacher)
+        ids = len(self.vectors.queue) + torch.arange(pairs)
         one_token_each = Tokens(ids, torch.ones_like(ids))
-        batch = Batch(one_token_each, one_token_each, ids, ids, pairs, teacher_source=self.given.teacher)
-        leaf = self.given.student.detach().requires_grad_()
+        batch = Batch(one_token_each, one_token_each, ids, ids, pairs, teacher_source=self.vectors.teacher)
+        leaf = self.vectors.student.detach().requires_grad_()
         loss = self.objective.loss(cast(Encode, lambda tokens: leaf), batch, ProcessGroup())
         loss.total.backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None
@@ -78,16 +78,16 @@ class Ours:
 class Peer:
     """The formula over the whole queue at once."""
 
-    given: Vectors
+    vectors: Vectors
     at: int = 0
 
     def __post_init__(self) -> None:
-        self.queue = self.given.queue.clone()
+        self.queue = self.vectors.queue.clone()
 
     def step(self) -> tuple[float, Tensor]:
         """Value and gradient by the formula; then the queue takes the batch."""
-        leaf = self.given.student.detach().requires_grad_()
-        q, k = normalize(leaf, dim=1), normalize(self.given.teacher, dim=1)
+        leaf = self.vectors.student.detach().requires_grad_()
+        q, k = normalize(leaf, dim=1), normalize(self.vectors.teacher, dim=1)
         negatives = (q @ self.queue.T).masked_fill(k @ self.queue.T >= SIGMA, -torch.inf)
         logits = torch.cat([(q * k).sum(1, keepdim=True), negatives], dim=1) / TEMPERATURE
         loss = cross_entropy(logits, torch.zeros(len(q), dtype=torch.long))
@@ -98,52 +98,52 @@ class Peer:
         return float(loss.detach()), leaf.grad
 
 
-def difference(given: Vectors, steps: int = 2) -> tuple[float, float]:
+def difference(vectors: Vectors, steps: int = 2) -> tuple[float, float]:
     """The relative difference of both values, and the largest one of both gradients, over a few steps."""
-    ours, peer = Ours(given), Peer(given)
-    found = []
+    ours, peer = Ours(vectors), Peer(vectors)
+    errors = []
     for _ in range(steps):
-        (value, gradient), (expected, reference) = ours.step(), peer.step()
-        found.append((abs(value / expected - 1), float((gradient - reference).abs().max() / reference.abs().max())))
-    return max(v for v, _ in found), max(g for _, g in found)
+        (value, gradient), (peer_value, reference) = ours.step(), peer.step()
+        errors.append((abs(value / peer_value - 1), float((gradient - reference).abs().max() / reference.abs().max())))
+    return max(v for v, _ in errors), max(g for _, g in errors)
 
 
-def evaluate_once(which: str, pairs: int, entries: int, dim: int) -> None:
+def evaluate_once(side: str, pairs: int, entries: int, dim: int) -> None:
     """What a process whose memory is measured does: make the `inputs`, or a step of `ours` besides."""
     Ours(make_vectors(4, 8, 4)).step()  # so that code that is loaded late is not counted
-    given = make_vectors(pairs, entries, dim)
-    if which == "ours":
-        Ours(given).step()
+    vectors = make_vectors(pairs, entries, dim)
+    if side == "ours":
+        Ours(vectors).step()
 
 
 def memory(pairs: int, entries: int, dim: int) -> tuple[int, int]:
     """Peak bytes of a full queue and a step above the inputs', and how many it may take."""
-    inputs, ours = (peak_memory(evaluate_once, which, pairs, entries, dim) for which in ("inputs", "ours"))
+    inputs, ours = (peak_memory(evaluate_once, side, pairs, entries, dim) for side in ("inputs", "ours"))
     return ours - inputs, int(MEMORY_SHARE * 4 * pairs * entries * dim)
 
 
 def main(pairs: int = PAIRS, entries: int = QUEUE, dim: int = DIM) -> None:
     """Runs the benchmark."""
-    chosen = options(__doc__)
-    given = make_vectors(pairs, entries, dim)
-    value, gradient = difference(given)
-    ours, peer = Ours(given), Peer(given)
+    args = options(__doc__)
+    vectors = make_vectors(pairs, entries, dim)
+    value, gradient = difference(vectors)
+    ours, peer = Ours(vectors), Peer(vectors)
     rows = race(
         lambda: cpu_seconds(lambda: [ours.step() for _ in range(STEPS)]),
         lambda: cpu_seconds(lambda: [peer.step() for _ in range(STEPS)]),
-        chosen.rounds,
+        args.rounds,
     )
     print(f"largest difference, relative: value {value:.2g}, gradient {gradient:.2g}")
-    taken, allowed = memory(pairs, entries, dim)
-    print(f"peak memory above the inputs: {taken / 2**20:.0f} MiB, allowed {allowed / 2**20:.0f} MiB")
+    peak, allowed = memory(pairs, entries, dim)
+    print(f"peak memory above the inputs: {peak / 2**20:.0f} MiB, allowed {allowed / 2**20:.0f} MiB")
     broken = []
-    if taken > allowed:
+    if peak > allowed:
         broken.append(f"the step took more than {MEMORY_SHARE:g} of the bytes of batch x queue x dim")
     if max(value, gradient) > TOLERANCE:
         broken.append(f"ours and the peer differ by more than {TOLERANCE:g}")
     differ = {"value_difference": value, "gradient_difference": gradient}
-    sizes = {"pairs": pairs, "queue": entries, "dim": dim, "bytes": taken}
-    verdict("queue_loss", rows, GOAL, chosen, broken=broken, **sizes, **differ)
+    sizes = {"pairs": pairs, "queue": entries, "dim": dim, "bytes": peak}
+    verdict("queue_loss", rows, GOAL, args, broken=broken, **sizes, **differ)
 
 
 if __name__ == "__main__":

@@ -43,11 +43,11 @@ def options(description: str | None, arguments: Sequence[str] | None = None) -> 
         "--rounds", type=int, default=Options.rounds, help="rounds that count (at least and by default: %(default)s)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
-    given = parser.parse_args(arguments)
-    if given.rounds < Options.rounds:
-        parser.error(f"--rounds is {given.rounds}; a verdict needs at least {Options.rounds}")
+    args = parser.parse_args(arguments)
+    if args.rounds < Options.rounds:
+        parser.error(f"--rounds is {args.rounds}; a verdict needs at least {Options.rounds}")
     one_thread()
-    return Options(given.rounds, given.json)
+    return Options(args.rounds, args.json)
 
 
 def one_thread() -> None:
@@ -84,18 +84,18 @@ def race(ours: Callable[[], float], peer: Callable[[], float], rounds: int) -> l
     rows = []
     for number in range(rounds):
         if number % 2:
-            theirs, own = peer(), ours()
+            peer_s, ours_s = peer(), ours()
         else:
-            own, theirs = ours(), peer()
-        rows.append(Row(own, theirs))
-        print(f"round {number + 1}: ours {own:.4g} s, peer {theirs:.4g} s, ratio {theirs / own:.3g}", flush=True)
+            ours_s, peer_s = ours(), peer()
+        rows.append(Row(ours_s, peer_s))
+        print(f"round {number + 1}: ours {ours_s:.4g} s, peer {peer_s:.4g} s, ratio {peer_s / ours_s:.3g}", flush=True)
     return rows
 
 
 def in_own_process(function: Callable[..., Value], *arguments: Any) -> Value:
     """What the (module-level) function returns in a fresh process."""
-    found: Value = _received(function.__name__, function, arguments)
-    return found
+    value: Value = _received(function.__name__, function, arguments)
+    return value
 
 
 def peak_memory(function: Callable[..., object], *arguments: Any) -> int:
@@ -142,7 +142,7 @@ def verdict(
     name: str,
     rows: Sequence[Row],
     goal: float,
-    given: Options,
+    args: Options,
     *,
     broken: Sequence[str] = (),
     slack: float = SLACK,
@@ -153,10 +153,10 @@ def verdict(
     The floor of the worst round is `slack` of the goal."""
     ratios = [row.ratio for row in rows]
     middle, least, most, floor = statistics.median(ratios), min(ratios), max(ratios), slack * goal
-    if given.json:
+    if args.json:
         values = {"name": name, "goal": goal, "floor": floor, "ratios": ratios, "rows": [vars(row) for row in rows]}
         values |= {"broken": list(broken), "load": os.getloadavg(), **facts}
-        write_whole(given.json, (json.dumps(values, indent=1) + "\n").encode())
+        write_whole(args.json, (json.dumps(values, indent=1) + "\n").encode())
     for fault in broken:
         print(f"{name}: {fault}", file=sys.stderr, flush=True)
     print(f"{name} ratio {middle:.3g} min {least:.3g} max {most:.3g} goal {goal:g} floor {floor:.3g}")

@@ -100,10 +100,10 @@ def cost_of(storage: Path, *arguments: str) -> tuple[float, float]:
         "print(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0], file=sys.stderr)"
     )
     command = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    process = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return seconds, int(done.stderr.split()[-1]) * 1024 / 1e6
+    return seconds, int(process.stderr.split()[-1]) * 1024 / 1e6
 
 
 def share_of_a_viewer(folder: SweepFolder) -> float:
@@ -111,14 +111,14 @@ def share_of_a_viewer(folder: SweepFolder) -> float:
     page, ledger = LivePage(folder), Ledger(folder.path / LEDGER)
     page.snapshot()
     ledger.add("propose", TRIALS, params={"temperature": 0.1})
-    spent = 0.0
+    cpu_s = 0.0
     for index in range(1, LOOKS + 1):
         ledger.add_report(TRIALS, report_of(TRIALS, index), [0.5])
         time.sleep(POLL_INTERVAL_S)
         begun = time.process_time()
         page.snapshot()
-        spent += time.process_time() - begun
-    return spent / (LOOKS * POLL_INTERVAL_S)
+        cpu_s += time.process_time() - begun
+    return cpu_s / (LOOKS * POLL_INTERVAL_S)
 
 
 def measured(place: Path, rounds: int) -> tuple[list[Row], dict[str, float]]:
@@ -134,25 +134,25 @@ def measured(place: Path, rounds: int) -> tuple[list[Row], dict[str, float]]:
         *(cost_of(place / "large", "report", "--out", report_file) for _ in range(rounds)), strict=True
     )
     runs = [cost_of(place / "many", "runs")[0] for _ in range(rounds)]
-    found = {"status_s": median(status), "report_s": median(reports), "report_mb": max(memory)}
-    found |= {"watch_share": share_of_a_viewer(folder), "runs_s": median(runs)}
-    return [Row(ours=each, peer=GOALS["status_s"]) for each in status], found
+    figures = {"status_s": median(status), "report_s": median(reports), "report_mb": max(memory)}
+    figures |= {"watch_share": share_of_a_viewer(folder), "runs_s": median(runs)}
+    return [Row(ours=duration, peer=GOALS["status_s"]) for duration in status], figures
 
 
-def faults(found: Mapping[str, float]) -> list[str]:
+def faults(figures: Mapping[str, float]) -> list[str]:
     """The figures that miss their goals."""
-    return [f"{name} is {found[name]:.3g}, allowed {goal:g}" for name, goal in GOALS.items() if found[name] > goal]
+    return [f"{name} is {figures[name]:.3g}, allowed {goal:g}" for name, goal in GOALS.items() if figures[name] > goal]
 
 
 def main() -> None:
     """Runs the benchmark."""
-    given = options(__doc__)
+    args = options(__doc__)
     with TemporaryDirectory() as temporary:
-        rows, found = measured(Path(temporary), given.rounds)
+        rows, figures = measured(Path(temporary), args.rounds)
     for name, goal in GOALS.items():
-        print(f"{name} {found[name]:.3g}, goal {goal:g}")
-    facts: dict[str, Any] = {"commit": commit(), "trials": TRIALS, "sweeps": SWEEPS, **plain(found)}
-    verdict("reading", rows, 1.0, given, broken=faults(found), **facts)
+        print(f"{name} {figures[name]:.3g}, goal {goal:g}")
+    facts: dict[str, Any] = {"commit": commit(), "trials": TRIALS, "sweeps": SWEEPS, **plain(figures)}
+    verdict("reading", rows, 1.0, args, broken=faults(figures), **facts)
 
 
 if __name__ == "__main__":

@@ -20,25 +20,25 @@ LOST = {"that trial": "the trial at fault"}  # what a fault cost, as its row has
 
 def records(name: str) -> list[list[str]]:
     """The rows of a record in docs/measured."""
-    found: dict[str, Any] = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
-    return list(found["rows"])
+    record: dict[str, Any] = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
+    return list(record["rows"])
 
 
 def of_command(beginning: str, pattern: str) -> str:
     """What a pattern finds in the figures of the single command whose description begins like this."""
-    (figures,) = (figures for what, _, figures in records("figures") if what.startswith(beginning))
-    if found := re.search(pattern, figures):
-        return found[1]
+    (figures,) = (figures for title, _, figures in records("figures") if title.startswith(beginning))
+    if match := re.search(pattern, figures):
+        return match[1]
     raise ValueError(f"the figures of {beginning!r} have no {pattern!r}")
 
 
 def faults() -> str:
     """How many faults there are, and what they cost. A cost of a single fault stands beside its name."""
-    rows = [(fault, re.split("[,;]", lost)[0]) for fault, _, _, lost, _ in records("faults")]
+    rows = [(fault, re.split("[,;]", loss)[0]) for fault, _, _, loss, _ in records("faults")]
     parts = []
-    for lost, count in Counter(lost for _, lost in rows).most_common():
-        name = f" ({next(fault for fault, cost in rows if cost == lost)})" if count == 1 else ""
-        parts.append(f"{count} lost {LOST.get(lost, lost)}{name}")
+    for loss, count in Counter(loss for _, loss in rows).most_common():
+        name = f" ({next(fault for fault, cost in rows if cost == loss)})" if count == 1 else ""
+        parts.append(f"{count} lost {LOST.get(loss, loss)}{name}")
     return f"{len(rows)}: {', '.join(parts)}"
 
 
@@ -58,7 +58,7 @@ def table() -> str:
         "first step of a trial against stock `TorchTrainer` in Tune": f"{ratios['trial_start']} times sooner",
         "faults injected into sweeps": faults(),
     }
-    return TITLE + "".join(f"| {what} | {figure} |\n" for what, figure in rows.items())
+    return TITLE + "".join(f"| {title} | {figure} |\n" for title, figure in rows.items())
 
 
 def write_after(record: Path) -> None:

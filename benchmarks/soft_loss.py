@@ -43,27 +43,27 @@ def make_vectors(pairs: int, dim: int) -> Vectors:
     return Vectors(torch.cat([source, target]), teacher)
 
 
-def tiled(given: Vectors) -> tuple[float, Tensor]:
+def tiled(vectors: Vectors) -> tuple[float, Tensor]:
     """Value and gradient as a trial computes them."""
     method = load_method("soft_contrastive")
     config = make_config(method, {"temperature": TEMPERATURE, "tcm": False, "reading": "fixed", "labels": "priority"})
-    pairs, dim = given.teacher.shape
+    pairs, dim = vectors.teacher.shape
     objective = method(config, student_dim=dim, teacher_dim=dim)
-    ids = torch.arange(pairs, device=given.student.device)
+    ids = torch.arange(pairs, device=vectors.student.device)
     one_token_each = Tokens(ids, torch.ones_like(ids))
-    batch = Batch(one_token_each, one_token_each, ids, ids + pairs, pairs, teacher_source=given.teacher)
-    leaf = given.student.detach().requires_grad_()
+    batch = Batch(one_token_each, one_token_each, ids, ids + pairs, pairs, teacher_source=vectors.teacher)
+    leaf = vectors.student.detach().requires_grad_()
     loss = objective.loss(cast(Encode, lambda tokens: leaf), batch, ProcessGroup())
     loss.total.backward()  # type: ignore[no-untyped-call]
     assert leaf.grad is not None
     return float(loss.total.detach()), leaf.grad
 
 
-def full_matrix(given: Vectors) -> tuple[float, Tensor]:
+def full_matrix(vectors: Vectors) -> tuple[float, Tensor]:
     """Value and gradient by the formula, matrix by matrix."""
-    leaf = given.student.detach().requires_grad_()
+    leaf = vectors.student.detach().requires_grad_()
     s, t = normalize(leaf, dim=1).chunk(2)
-    a = normalize(given.teacher, dim=1)
+    a = normalize(vectors.teacher, dim=1)
     labels = (a @ a.T / TEMPERATURE).softmax(1)
     similarities = s @ t.T / TEMPERATURE
     rowwise = (labels * log_softmax(similarities, 1)).sum()
@@ -74,34 +74,34 @@ def full_matrix(given: Vectors) -> tuple[float, Tensor]:
     return float(loss.detach()), leaf.grad
 
 
-def difference(given: Vectors) -> tuple[float, float]:
+def difference(vectors: Vectors) -> tuple[float, float]:
     """The relative difference of both values, and the largest one of both gradients."""
-    (value, gradient), (expected, reference) = tiled(given), full_matrix(given)
-    return abs(value / expected - 1), float((gradient - reference).abs().max() / reference.abs().max())
+    (value, gradient), (peer_value, reference) = tiled(vectors), full_matrix(vectors)
+    return abs(value / peer_value - 1), float((gradient - reference).abs().max() / reference.abs().max())
 
 
-def evaluate_once(which: str, pairs: int, dim: int) -> None:
+def evaluate_once(side: str, pairs: int, dim: int) -> None:
     """What a process whose memory is measured does: `inputs` alone, or `ours`, or the `peer`."""
     small = make_vectors(16, dim)
     tiled(small), full_matrix(small)  # so that code that is loaded late is not counted
-    given = make_vectors(pairs, dim)
-    if which != "inputs":
-        {"ours": tiled, "peer": full_matrix}[which](given)
+    vectors = make_vectors(pairs, dim)
+    if side != "inputs":
+        {"ours": tiled, "peer": full_matrix}[side](vectors)
 
 
 def memory(pairs: int, dim: int) -> tuple[int, int]:
     """Peak bytes of ours and of the peer's above the inputs'."""
-    inputs, ours, peer = (peak_memory(evaluate_once, which, pairs, dim) for which in ("inputs", "ours", "peer"))
+    inputs, ours, peer = (peak_memory(evaluate_once, side, pairs, dim) for side in ("inputs", "ours", "peer"))
     return max(1, ours - inputs), peer - inputs
 
 
 def main(pairs: int = PAIRS, dim: int = DIM) -> None:
     """Runs the benchmark."""
-    given = options(__doc__)
+    args = options(__doc__)
     vectors = make_vectors(pairs, dim)
     value, gradient = difference(vectors)
     rows = race(
-        lambda: cpu_seconds(lambda: tiled(vectors)), lambda: cpu_seconds(lambda: full_matrix(vectors)), given.rounds
+        lambda: cpu_seconds(lambda: tiled(vectors)), lambda: cpu_seconds(lambda: full_matrix(vectors)), args.rounds
     )
     ours, peer = memory(pairs, dim)
     print(f"largest difference, relative: value {value:.2g}, gradient {gradient:.2g}")
@@ -115,15 +115,7 @@ def main(pairs: int = PAIRS, dim: int = DIM) -> None:
         broken.append(f"the memory ratio is below {SLACK:g} of its goal {MEMORY_GOAL:g}")
     differ = {"value_difference": value, "gradient_difference": gradient}
     verdict(
-        "soft_loss",
-        rows,
-        GOAL,
-        given,
-        broken=broken,
-        pairs=pairs,
-        dim=dim,
-        bytes={"ours": ours, "peer": peer},
-        **differ,
+        "soft_loss", rows, GOAL, args, broken=broken, pairs=pairs, dim=dim, bytes={"ours": ours, "peer": peer}, **differ
     )
 
 

@@ -50,8 +50,8 @@ class ExampleRequest(TypedDict):
 
 def work(assignment: TrialAssignment, dispatcher: DispatcherReporter, rank: int, world: int, device: str) -> None:
     """What a worker group runs as a trial: so many `reports` over so many `seconds` of sleep."""
-    asked = cast("ExampleRequest", assignment.trial)
-    reports, seconds, value = asked["reports"], asked["seconds"], asked["value"]
+    request = cast("ExampleRequest", assignment.trial)
+    reports, seconds, value = request["reports"], request["seconds"], request["value"]
     for index in range(1, reports + 1):
         time.sleep(seconds / reports)
         metrics = {METRIC: value * index}
@@ -118,19 +118,19 @@ def run(sweep: Sweep, pool: WorkerPool, folder: Path, seconds: float, on_event: 
 
 def main() -> None:
     """Runs the benchmark."""
-    given = options(__doc__)
-    own, sweep = TRIALS * SECONDS / WORKER_GROUPS, sweep_of(TRIALS, REPORTS, "random")
+    args = options(__doc__)
+    ideal, sweep = TRIALS * SECONDS / WORKER_GROUPS, sweep_of(TRIALS, REPORTS, "random")
     with TemporaryDirectory() as temporary, local_ray(num_cpus=WORKER_GROUPS + 1, env={"PYTHONPATH": str(ROOT)}):
         place, started = Path(temporary), time.perf_counter()
         with open_pool(place / "groups") as pool:
             print(f"{WORKER_GROUPS} worker groups opened in {time.perf_counter() - started:.1f} s", flush=True)
             wait_for(pool)
             rows = []
-            for number in range(given.rounds):
-                took = run(sweep, pool, place / f"round-{number}", SECONDS, lambda *_: None)
-                rows.append(Row(ours=took, peer=own))
-                print(f"round {number + 1}: {rows[-1].ours:.2f} s for {own:g} s of work", flush=True)
-    verdict("sweep_overhead", rows, GOAL, given, unit="wall seconds")
+            for number in range(args.rounds):
+                seconds = run(sweep, pool, place / f"round-{number}", SECONDS, lambda *_: None)
+                rows.append(Row(ours=seconds, peer=ideal))
+                print(f"round {number + 1}: {rows[-1].ours:.2f} s for {ideal:g} s of work", flush=True)
+    verdict("sweep_overhead", rows, GOAL, args, unit="wall seconds")
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ class OnlineReader(BatchReader):
     def vectors(self, ids: NDArray[np.int64]) -> Tensor:
         assert self.model is not None
         distinct, places = np.unique(ids, return_inverse=True)
-        found = self.model.encode([self.texts[i] for i in distinct])
-        return torch.from_numpy(found[places]).to(self.device)
+        encoded = self.model.encode([self.texts[i] for i in distinct])
+        return torch.from_numpy(encoded[places]).to(self.device)
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Work:
 
     sweep: Sweep
     prepared: Prepared  # what is prepared for the sweep, without a teacher store
-    asked: list[str]
+    anchors: list[str]
     trials: list[Trial]
     scratch: Path
 
@@ -72,7 +72,7 @@ class Work:
 
         def sweep() -> None:
             root = self.scratch / f"stores-{next(self.numbers)}"
-            store = build_teacher_store(root, self.asked, self.sweep.teacher)
+            store = build_teacher_store(root, self.anchors, self.sweep.teacher)
             self.losses["ours"] = self.train(replace(self.prepared, teacher=str(store)), online=False)
             shutil.rmtree(root)
 
@@ -102,15 +102,15 @@ class Work:
     def difference(self) -> float:
         """The largest relative difference of two losses of the last round."""
         pairs = zip(self.losses["ours"], self.losses["peer"], strict=True)
-        return max(abs(own / other - 1) for own, other in pairs)
+        return max(abs(loss / peer_loss - 1) for loss, peer_loss in pairs)
 
 
 def make_work(storage: Path, *, trials: int, pairs: int, **student: Any) -> tuple[Work, str]:
     """The sweep, and what its text is."""
     sweep, text = benchmark_sweep("soft_contrastive", {}, student)
-    prepared, asked = part_of(prepare_text(sweep, storage), pairs, storage / "part")
+    prepared, anchors = part_of(prepare_text(sweep, storage), pairs, storage / "part")
     proposals = np.random.default_rng(0).uniform(size=(trials, 2))
-    made = [
+    all_trials = [
         make_trial(
             sweep,
             number,
@@ -123,28 +123,28 @@ def make_work(storage: Path, *, trials: int, pairs: int, **student: Any) -> tupl
         )
         for number, (temperature, rate) in enumerate(proposals)
     ]
-    return Work(sweep, prepared, asked, made, storage), text
+    return Work(sweep, prepared, anchors, all_trials, storage), text
 
 
 def main() -> None:
     """Runs the benchmark."""
-    given = options(__doc__)
+    args = options(__doc__)
     with TemporaryDirectory() as temporary:
         work, text = make_work(Path(temporary), trials=TRIALS, pairs=PAIRS)
         lengths = describe_lengths(work.prepared)
-        print(f"{text}: {lengths}; {len(work.asked)} distinct anchors; {TRIALS} trials")
-        rows = race(work.ours, work.peer, given.rounds)
+        print(f"{text}: {lengths}; {len(work.anchors)} distinct anchors; {TRIALS} trials")
+        rows = race(work.ours, work.peer, args.rounds)
         losses = work.difference()
     print(f"largest difference of the losses of all steps, relative: {losses:.2g}")
     broken = [f"the losses differ by more than {TOLERANCE:g}"] if losses > TOLERANCE else []
     facts: dict[str, Any] = {
         "text": text,
         "lengths": lengths,
-        "anchors": len(work.asked),
+        "anchors": len(work.anchors),
         "trials": TRIALS,
         "loss_difference": losses,
     }
-    verdict("teacher_store", rows, GOAL, given, broken=broken, **facts)
+    verdict("teacher_store", rows, GOAL, args, broken=broken, **facts)
 
 
 if __name__ == "__main__":

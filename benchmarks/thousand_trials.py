@@ -65,23 +65,23 @@ class Watch:
         """The same, its seconds noted."""
 
         def asking(proposals: Proposals) -> Any:
-            started, spent = time.perf_counter(), time.thread_time()
+            started, cpu_start = time.perf_counter(), time.thread_time()
             try:
                 return ask(proposals)
             finally:
                 self.proposed.append(time.perf_counter() - started)
-                self.cpu.append(time.thread_time() - spent)
+                self.cpu.append(time.thread_time() - cpu_start)
 
         return asking
 
     def say(self, trials: int) -> None:
         part = slice(trials - PART, trials)
-        took = self.ends[trials - 1] - self.ends[trials - PART]
-        shown = "; ".join(
+        wall_s = self.ends[trials - 1] - self.ends[trials - PART]
+        words = "; ".join(
             f"{name} {statistics.median(seconds[part]):.4f} s, at most {max(seconds[part]):.3f} s"
             for name, seconds in (("a proposal", self.proposed), ("saving a trial", self.saved))
         )
-        print(f"trials {trials - PART + 1}-{trials}: {took:.1f} s; {shown}; {self.memory[-1]:.0f} MiB", flush=True)
+        print(f"trials {trials - PART + 1}-{trials}: {wall_s:.1f} s; {words}; {self.memory[-1]:.0f} MiB", flush=True)
 
     def seconds(self, part: int) -> float:
         """Of a hundred trials."""
@@ -117,17 +117,17 @@ class Watch:
 
 def main() -> None:
     """Runs the benchmark."""
-    given = options(__doc__)
+    args = options(__doc__)
     watch = Watch()
     Proposals.ask = watch.timed(Proposals.ask)  # type: ignore[method-assign, assignment]
     with TemporaryDirectory() as temporary, local_ray(num_cpus=WORKER_GROUPS + 1, env={"PYTHONPATH": str(ROOT)}):
         place = Path(temporary)
         with open_pool(place / "groups") as pool:
             wait_for(pool)
-            took = run(sweep_of(TRIALS, REPORTS, "tpe"), pool, place / "sweep", 0.0, watch)
+            wall = run(sweep_of(TRIALS, REPORTS, "tpe"), pool, place / "sweep", 0.0, watch)
         sizes = {path.name: path.stat().st_size for path in (place / "sweep").iterdir() if path.is_file()}
     print(
-        f"{TRIALS} trials in {took:.0f} s; memory grew by {watch.growth():.0f} MiB, {watch.per_trial():.1f} KB a trial"
+        f"{TRIALS} trials in {wall:.0f} s; memory grew by {watch.growth():.0f} MiB, {watch.per_trial():.1f} KB a trial"
     )
     print(f"slowest proposal: {max(watch.cpu):.3f} CPU seconds, {max(watch.proposed):.3f} s by the clock")
     print(
@@ -135,10 +135,10 @@ def main() -> None:
     )
     first, last = watch.seconds(EARLY), watch.seconds(TRIALS // PART - 1)
     print(f"last hundred {last:.1f} s, hundred {EARLY + 1} {first:.1f} s")
-    facts: dict[str, Any] = {"commit": commit(), "trials": TRIALS, "stored": sum(sizes.values()), "seconds": took}
+    facts: dict[str, Any] = {"commit": commit(), "trials": TRIALS, "stored": sum(sizes.values()), "seconds": wall}
     facts |= {"growth_mib": watch.growth(), "kb_a_trial": watch.per_trial()}
     facts |= {"slowest_proposal": max(watch.cpu), "slowest_save": max(watch.saved)}
-    verdict("thousand_trials", [Row(ours=last, peer=first)], 1 / SLOWER, given, broken=watch.faults(), **facts)
+    verdict("thousand_trials", [Row(ours=last, peer=first)], 1 / SLOWER, args, broken=watch.faults(), **facts)
 
 
 if __name__ == "__main__":

@@ -90,10 +90,8 @@ def server(place: Path) -> Iterator[tuple[str, int]]:
         port = probe.getsockname()[1]
     command, environment = serve_command(f"sqlite:///{place}/mlflow.db", place / "artifacts", port)
     uri = f"http://127.0.0.1:{port}"
-    with (place / "server.log").open("ab") as said:
-        process = subprocess.Popen(
-            command, env=environment, cwd=place, stdout=said, stderr=said, start_new_session=True
-        )
+    with (place / "server.log").open("ab") as log:
+        process = subprocess.Popen(command, env=environment, cwd=place, stdout=log, stderr=log, start_new_session=True)
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
@@ -113,14 +111,14 @@ def server(place: Path) -> Iterator[tuple[str, int]]:
 
 def waits(tracker: EventLog, seconds: float, first: int) -> list[float]:
     """Seconds that each step waited in `metrics`, for so long."""
-    found: list[float] = []
+    durations: list[float] = []
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         started = time.perf_counter()
-        tracker.metrics(0, [point(first + len(found))])
-        found.append(time.perf_counter() - started)
+        tracker.metrics(0, [point(first + len(durations))])
+        durations.append(time.perf_counter() - started)
         time.sleep(STEP)
-    return found
+    return durations
 
 
 def dead_server(place: Path) -> list[float]:
@@ -129,31 +127,31 @@ def dead_server(place: Path) -> list[float]:
         tracker = opened(uri, place / "dead" / "events.jsonl", "dead")
         tracker.metrics(0, [point(step) for step in range(1, 2000)])
         os.killpg(group, signal.SIGSTOP)
-        stopped = waits(tracker, DEAD, 2000)
+        while_stopped = waits(tracker, DEAD, 2000)
         os.killpg(group, signal.SIGKILL)
-        dead = waits(tracker, DEAD, 2000 + len(stopped))
+        while_dead = waits(tracker, DEAD, 2000 + len(while_stopped))
         if tracker.waiting() == 0:
             raise SystemExit("the dead server took everything, so nothing was measured")
         tracker.close(0)
-    return stopped + dead
+    return while_stopped + while_dead
 
 
 def main() -> None:
     """Runs the benchmark."""
-    given = options(__doc__)
+    args = options(__doc__)
     broken = []
     with TemporaryDirectory() as temporary:
         place = Path(temporary)
-        found: dict[str, list[float]] = {"server": [], "direct": []}
+        rates_by_kind: dict[str, list[float]] = {"server": [], "direct": []}
         direct = f"sqlite:///{place}/direct.db"
         open_client(direct).search_experiments()
         with server(place / "server") as (uri, _):
-            for round_ in range(given.rounds):
-                for kind, where in (("server", uri), ("direct", direct)):
-                    found[kind].append(throughput(where, place, 2 * round_ + (kind == "direct")))
-                    print(f"round {round_ + 1}: {kind} {found[kind][-1]:,.0f} metrics/s", flush=True)
+            for round_ in range(args.rounds):
+                for kind, target in (("server", uri), ("direct", direct)):
+                    rates_by_kind[kind].append(throughput(target, place, 2 * round_ + (kind == "direct")))
+                    print(f"round {round_ + 1}: {kind} {rates_by_kind[kind][-1]:,.0f} metrics/s", flush=True)
         longest = []
-        for round_ in range(given.rounds):
+        for round_ in range(args.rounds):
             steps = dead_server(place / f"dead-{round_}")
             longest.append(max(steps))
             middle, most = 1000 * statistics.median(steps), 1000 * longest[-1]
@@ -161,14 +159,14 @@ def main() -> None:
                 f"round {round_ + 1}: {len(steps)} steps waited {middle:.2f} ms at the median, {most:.1f} at most",
                 flush=True,
             )
-    for kind, rates in found.items():
+    for kind, rates in rates_by_kind.items():
         print(f"{kind} {statistics.median(rates):,.0f} metrics/s min {min(rates):,.0f} max {max(rates):,.0f}")
     print(f"longest wait {1000 * max(longest):.1f} ms goal {1000 * LONGEST:.0f} ms")
     if max(longest) > LONGEST:
         broken.append(f"a step waited {1000 * max(longest):.0f} ms, allowed {1000 * LONGEST:.0f}")
-    slower = min(found.values(), key=statistics.median)
+    slower = min(rates_by_kind.values(), key=statistics.median)
     rows = [Row(ours=1 / rate, peer=1 / PER_SECOND) for rate in slower]
-    verdict("tracker", rows, 1.0, given, broken=broken, metrics_per_second=found, longest_wait=longest)
+    verdict("tracker", rows, 1.0, args, broken=broken, metrics_per_second=rates_by_kind, longest_wait=longest)
 
 
 if __name__ == "__main__":

@@ -128,8 +128,8 @@ def train_peer(
 
 def load(exported: Path, device: str = "cpu", **model: Any) -> SentenceTransformer:
     """Our student as the peer has it; `model` are transformers' arguments."""
-    found = SentenceTransformer(str(exported), device=device, local_files_only=True, model_kwargs=model)
-    return found.train()
+    student = SentenceTransformer(str(exported), device=device, local_files_only=True, model_kwargs=model)
+    return student.train()
 
 
 def export_untrained(trial: Trial, prepared: Prepared, folder: Path) -> None:
@@ -151,30 +151,32 @@ def gradient_difference(trial: Trial, prepared: Prepared, exported: Path, batch:
     return largest_difference(own_gradients(run), peer_gradients(model))
 
 
-def largest_difference(own: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+def largest_difference(ours_by_name: dict[str, Tensor], peer_by_name: dict[str, Tensor]) -> float:
     """Between the gradients of the same parameters, relative to the peer's largest gradient."""
-    if own.keys() != theirs.keys():
-        raise AssertionError(f"not the same parameters have gradients: {sorted(own.keys() ^ theirs.keys())}")
-    largest = max(float(gradient.abs().max()) for gradient in theirs.values())
-    return max(float((own[name] - theirs[name]).abs().max()) for name in own) / largest
+    if ours_by_name.keys() != peer_by_name.keys():
+        raise AssertionError(
+            f"not the same parameters have gradients: {sorted(ours_by_name.keys() ^ peer_by_name.keys())}"
+        )
+    largest = max(float(gradient.abs().max()) for gradient in peer_by_name.values())
+    return max(float((ours_by_name[name] - peer_by_name[name]).abs().max()) for name in ours_by_name) / largest
 
 
 def own_gradients(run: TrialTrainer) -> dict[str, Tensor]:
     """What a backward pass left in our student's parameters."""
-    found = {name: p.grad for name, p in run.train_step.encoder.named_parameters() if p.grad is not None}
-    return {name: gradient.to_dense() for name, gradient in found.items()}
+    gradients = {name: p.grad for name, p in run.train_step.encoder.named_parameters() if p.grad is not None}
+    return {name: gradient.to_dense() for name, gradient in gradients.items()}
 
 
 def peer_gradients(model: SentenceTransformer) -> dict[str, Tensor]:
     """The peer's gradients under our names."""
     if isinstance(model[0], StaticEmbedding):
-        found = {"table.weight": model[0].embedding.weight.grad}
+        gradients = {"table.weight": model[0].embedding.weight.grad}
     else:
-        found = {f"backbone.{name}": p.grad for name, p in model[0].auto_model.named_parameters()}
+        gradients = {f"backbone.{name}": p.grad for name, p in model[0].auto_model.named_parameters()}
     for module in model:
         if hasattr(module, "linear"):
-            found |= {f"projection.{name}": p.grad for name, p in module.linear.named_parameters()}
-    return {name: gradient for name, gradient in found.items() if gradient is not None}
+            gradients |= {f"projection.{name}": p.grad for name, p in module.linear.named_parameters()}
+    return {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
 
 def make_task(storage: Path, steps: int, batch: int = BATCH, **student: Any) -> tuple[Trial, Prepared, str]:
@@ -186,7 +188,7 @@ def make_task(storage: Path, steps: int, batch: int = BATCH, **student: Any) -> 
     return make_trial(sweep, 0, {}), prepared, text
 
 
-def compare(name: str, goal: float, given: Options, steps: int, batch: int, **student: Any) -> None:
+def compare(name: str, goal: float, args: Options, steps: int, batch: int, **student: Any) -> None:
     """Races both trainers on this student, and ends the process with the verdict."""
     disable_progress_bars()
     logging.disable_progress_bar()
@@ -200,14 +202,14 @@ def compare(name: str, goal: float, given: Options, steps: int, batch: int, **st
         export_untrained(trial, prepared, exported)
         order = batches(trial, prepared)
         gradient = gradient_difference(trial, prepared, exported, order[0])
-        rows = race(lambda: ours(trial, prepared), lambda: peer(trial, exported, order, storage / "peer"), given.rounds)
+        rows = race(lambda: ours(trial, prepared), lambda: peer(trial, exported, order, storage / "peer"), args.rounds)
     pairs = steps * batch
     speeds = {"ours": [pairs / row.ours for row in rows], "peer": [pairs / row.peer for row in rows]}
     print(f"pairs per CPU-second at best: ours {max(speeds['ours']):.0f}, peer {max(speeds['peer']):.0f}")
     print(f"largest difference of the gradients, relative to the largest gradient: {gradient:.2g}")
     broken = [f"the gradients differ by more than {TOLERANCE:g}"] if gradient > TOLERANCE else []
     verdict(
-        name, rows, goal, given, broken=broken, text=text, lengths=lengths, pairs=pairs, gradient_difference=gradient
+        name, rows, goal, args, broken=broken, text=text, lengths=lengths, pairs=pairs, gradient_difference=gradient
     )
 
 

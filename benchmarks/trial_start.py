@@ -95,19 +95,19 @@ class Starts:
             trials=TRIALS,
             stop=StopSignal(),
         )
-        first, *others = (stepped[number] - proposed[number] for number in sorted(stepped))
+        first, *later = (stepped[number] - proposed[number] for number in sorted(stepped))
         self.cold.append(first)
-        return statistics.median(others)
+        return statistics.median(later)
 
     def peer(self) -> float:
         """Seconds of a trial of stock Tune and Train."""
         folder = self.folder()
-        given = {"assignment": assignment(self.sweep, folder, 0, {}).encode(), "storage": str(self.scratch / "ray")}
-        proposals = Proposals(given)
+        config = {"assignment": assignment(self.sweep, folder, 0, {}).encode(), "storage": str(self.scratch / "ray")}
+        proposals = Proposals(config)
         tune.Tuner(
             stock_trial,
             tune_config=tune.TuneConfig(search_alg=proposals, num_samples=1),
-            run_config=tune.RunConfig(name=folder.id, storage_path=given["storage"], verbose=0),
+            run_config=tune.RunConfig(name=folder.id, storage_path=config["storage"], verbose=0),
         ).fit()
         return float((folder.trial(0) / "stepped").read_text()) - proposals.at
 
@@ -115,13 +115,13 @@ class Starts:
 class Proposals(Searcher):  # type: ignore[misc]
     """Proposes one configuration, and remembers when."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(metric="done", mode="max")
-        self.given, self.at = given, 0.0
+        self.config, self.at = config, 0.0
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
         self.at = time.time()
-        return self.given
+        return self.config
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Learns nothing."""
@@ -142,8 +142,8 @@ def stock_trial(config: dict[str, Any]) -> None:
 def stock_loop(config: dict[str, Any]) -> None:
     """The same trial on one of its workers."""
     ranks = ProcessGroup()
-    given = TrialAssignment.decode(config["assignment"])
-    run_trial(given, OneStep(Path(given.folder), ranks.rank), ranks.rank, ranks.world, "cpu")
+    request = TrialAssignment.decode(config["assignment"])
+    run_trial(request, OneStep(Path(request.folder), ranks.rank), ranks.rank, ranks.world, "cpu")
 
 
 @dataclass
@@ -198,16 +198,16 @@ def seconds(rows: Sequence[Row], cold: Sequence[float]) -> str:
 
 def main() -> None:
     """Runs the benchmark."""
-    given = options(__doc__)
+    args = options(__doc__)
     with (
         TemporaryDirectory() as temporary,
         local_ray(num_cpus=2 * WORKERS + 2),
         open_group(Path(temporary) / "groups") as pool,
     ):
         starts = Starts(one_step_sweep("search_spaces/quickstart.yaml"), Path(temporary), pool)
-        rows = race(starts.ours, starts.peer, given.rounds)
+        rows = race(starts.ours, starts.peer, args.rounds)
     print(seconds(rows, starts.cold))
-    verdict("trial_start", rows, GOAL, given, slack=SLACK, unit="wall seconds", first_of_sweep=starts.cold)
+    verdict("trial_start", rows, GOAL, args, slack=SLACK, unit="wall seconds", first_of_sweep=starts.cold)
 
 
 if __name__ == "__main__":

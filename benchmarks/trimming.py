@@ -28,14 +28,14 @@ def encoded(trim: bool, storage: Path) -> tuple[int, int, NDArray[np.float32]]:
     student = (
         f"{{model: {model_folder(MODEL, None, setting='student.model')}, trim: {str(trim).lower()}, max_tokens: 64}}"
     )
-    given = [f"student={student}", "method=mse_distillation", "config={}", "parameters={}"]
-    sweep = read_sweep("search_spaces/quickstart.yaml", assignments=given)
+    assignments = [f"student={student}", "method=mse_distillation", "config={}", "parameters={}"]
+    sweep = read_sweep("search_spaces/quickstart.yaml", assignments=assignments)
     prepared = prepare(sweep, storage)
     encoder = make_student(make_trial(sweep, 0, default_params(sweep)), prepared).eval()
     (tokens,) = prepared.tokens.values()
     ids = np.arange(min(TEXTS, prepared.texts))
     vectors = encode_all(encoder, open_ragged(Path(tokens.train)).take, ids, device="cpu")
-    return sum(each.numel() for each in encoder.parameters()), tokens.vocabulary, np.asarray(vectors)
+    return sum(parameter.numel() for parameter in encoder.parameters()), tokens.vocabulary, np.asarray(vectors)
 
 
 def main() -> int:

@@ -127,10 +127,10 @@ def train(
     began = time.process_time()
     for step in range(len(run.steps.schedule)):
         run.one_step(step, meter, flush=False)
-    spent = time.process_time() - began
+    cpu_s = time.process_time() - began
     if folder is not None:
         export_trial(work.sweep, trial, work.prepared, encoder, run.train_step.method, folder)
-    return copy.deepcopy(encoder.state_dict()), run.trial.training.pairs, spent
+    return copy.deepcopy(encoder.state_dict()), run.trial.training.pairs, cpu_s
 
 
 def trained(work: Work, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -140,27 +140,27 @@ def trained(work: Work, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
         with TemporaryDirectory() as draft:
             folder = Path(draft) / "model"
             share, first = (0.25, begin) if row.stage else (1.0, None)
-            _, pairs, spent = train(work, row, seed, share, first, folder)
+            _, pairs, cpu_s = train(work, row, seed, share, first, folder)
             scores, outcomes = score_items(str(folder), unread(work), "test")
-        found = {"pairs": pairs + before * row.stage, "seconds": spent + spent_before * row.stage}
-        shown = " ".join(f"{title} {scores[metric]:.4f}" for metric, title in METRICS.items())
-        print(f"{name}, seed {seed}: {found['pairs']:,} pairs, {found['seconds']:.1f} CPU s, {shown}", flush=True)
-        yield name, {**found, "scored": Scored(scores, outcomes)}
+        figures = {"pairs": pairs + before * row.stage, "seconds": cpu_s + spent_before * row.stage}
+        words = " ".join(f"{title} {scores[metric]:.4f}" for metric, title in METRICS.items())
+        print(f"{name}, seed {seed}: {figures['pairs']:,} pairs, {figures['seconds']:.1f} CPU s, {words}", flush=True)
+        yield name, {**figures, "scored": Scored(scores, outcomes)}
 
 
 def verdicts(work: Work, rows: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Each row against the one that lacks its term, in each metric."""
-    found = []
+    orders = []
     for name, row in ROWS.items():
         for metric in METRICS if name != BASE else ():
-            better, worse = ([one["scored"] for one in rows[each]] for each in (name, row.other))
-            one, other = ([each.scores[metric] for each in side] for side in (better, worse))
-            differences = tuple(a - b for a, b in zip(one, other, strict=True))
+            better, worse = ([run["scored"] for run in rows[row_name]] for row_name in (name, row.other))
+            better_scores, worse_scores = ([result.scores[metric] for result in side] for side in (better, worse))
+            differences = tuple(a - b for a, b in zip(better_scores, worse_scores, strict=True))
             error = sampling_error(metric, unread(work), better, worse)
-            said = judge(
+            result = judge(
                 Judged(
-                    better=statistics.fmean(one),
-                    worse=statistics.fmean(other),
+                    better=statistics.fmean(better_scores),
+                    worse=statistics.fmean(worse_scores),
                     differences=differences,
                     sentence_error=error,
                     untrained=None,
@@ -168,8 +168,8 @@ def verdicts(work: Work, rows: Mapping[str, list[dict[str, Any]]]) -> list[dict[
             )
             mean, low, high = over_seeds(differences)
             order = {"row": name, "other": row.other, "metric": metric, "difference": mean, "low": low, "high": high}
-            found.append({**order, "sentence_error": error, "verdict": said.said, "why": said.why})
-    return found
+            orders.append({**order, "sentence_error": error, "verdict": result.outcome, "why": result.why})
+    return orders
 
 
 def page(record: Mapping[str, Any]) -> str:
@@ -184,11 +184,11 @@ def page(record: Mapping[str, Any]) -> str:
     ]
     orders = [
         [
-            *(each["row"], each["other"], METRICS[each["metric"]], f"{each['difference']:+.4f}"),
-            *(f"{each['low']:+.4f} to {each['high']:+.4f}", f"± {1.96 * each['sentence_error']:.4f}"),
-            *(f"**{each['verdict']}**", each["why"]),
+            *(order["row"], order["other"], METRICS[order["metric"]], f"{order['difference']:+.4f}"),
+            *(f"{order['low']:+.4f} to {order['high']:+.4f}", f"± {1.96 * order['sentence_error']:.4f}"),
+            *(f"**{order['verdict']}**", order["why"]),
         ]
-        for each in record["orders"]
+        for order in record["orders"]
     ]
     titles = ["row", *METRICS.values(), "pairs"]
     claims = ["row", "above", "score", "difference", "over seeds", "over sentences", "verdict", "why"]
@@ -201,34 +201,34 @@ def main() -> None:
     parser.add_argument("--compute", type=float, default=3.0, help="counted seconds of each training")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record to this file")
-    given = parser.parse_args()
+    args = parser.parse_args()
     one_thread()
     disable_progress_bars()
     of_transformers.set_verbosity_error()
     logging.disable(logging.WARNING)
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in ROWS}
     with TemporaryDirectory() as storage:
-        work = read_work(Path(storage), given.compute)
-        for seed in given.seeds:
-            for name, found in trained(work, seed):
-                rows[name].append(found)
+        work = read_work(Path(storage), args.compute)
+        for seed in args.seeds:
+            for name, figures in trained(work, seed):
+                rows[name].append(figures)
         record = {
             "commit": commit(),
-            "compute": given.compute,
+            "compute": args.compute,
             "rows": [
                 {
                     "name": name,
-                    "pairs": [one["pairs"] for one in found],
-                    "seconds": [round(one["seconds"], 2) for one in found],
-                    "scores": {metric: [one["scored"].scores[metric] for one in found] for metric in METRICS},
+                    "pairs": [run["pairs"] for run in runs],
+                    "seconds": [round(run["seconds"], 2) for run in runs],
+                    "scores": {metric: [run["scored"].scores[metric] for run in runs] for metric in METRICS},
                 }
-                for name, found in rows.items()
+                for name, runs in rows.items()
             ],
             "orders": verdicts(work, rows),
         }
     print(page(record))
-    if given.json is not None:
-        write_whole(given.json, (json.dumps(record, ensure_ascii=False, indent=1) + "\n").encode())
+    if args.json is not None:
+        write_whole(args.json, (json.dumps(record, ensure_ascii=False, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

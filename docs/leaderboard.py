@@ -19,8 +19,8 @@ def main(name: str = "quickstart") -> None:
     """Writes the picture. It names no font of another server, so it can be shown without a network."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     show_leaderboard(sweep_folder(name, None), console)
-    drawn = console.export_svg(title=f"babeltune runs {name}", unique_id="leaderboard")
-    local = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
+    svg = console.export_svg(title=f"babeltune runs {name}", unique_id="leaderboard")
+    local = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
     write_whole(PICTURE, (local.rstrip() + "\n").encode())
 
 

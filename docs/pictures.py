@@ -63,8 +63,8 @@ def running_again(folder: SweepFolder) -> Iterator[SweepProgress]:
         progress = SweepProgress(copy.sweep(), copy)
         with only_driver(copy):
             progress.progress(SEARCHING, len(trials) - 1, len(trials))
-            gone = sum(row.seconds for row in leaderboard_of(copy))
-            progress.started, progress.stage_begun = time.monotonic() - gone, time.time() - gone
+            elapsed_s = sum(row.seconds for row in leaderboard_of(copy))
+            progress.started, progress.stage_begun = time.monotonic() - elapsed_s, time.time() - elapsed_s
             progress.stage_first = 0
             yield progress
 
@@ -76,8 +76,8 @@ def draw_terminal(folder: SweepFolder) -> None:
         for width in (80, 160):
             console = Console(record=True, width=width, height=LINES, file=io.StringIO(), force_terminal=True)
             console.print(picture(progress, LINES))
-            drawn = console.export_svg(title=f"{width} columns", unique_id=f"terminal-{width}")
-            local = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
+            svg = console.export_svg(title=f"{width} columns", unique_id=f"terminal-{width}")
+            local = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
             text = local.replace("Fira Code, monospace", "monospace").rstrip() + "\n"
             check_private(text, f"terminal-{width}")
             write_whole(PICTURES / f"terminal-{width}.svg", text.encode())
@@ -170,11 +170,11 @@ def keep(page: Any, name: str, width: int | None = None) -> None:
     """Writes what the window shows, or its left part of this width, as WebP, as good as `LARGEST` bytes allow."""
     PICTURES.mkdir(exist_ok=True)
     check_private(page.inner_text("body"), name)
-    shown = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    shown = shown.crop((0, 0, width or shown.width, shown.height))
+    image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    image = image.crop((0, 0, width or image.width, image.height))
     for quality in (80, 65, 50, 35, 20):
         data = io.BytesIO()
-        shown.save(data, "WEBP", quality=quality, method=6)
+        image.save(data, "WEBP", quality=quality, method=6)
         if data.tell() <= LARGEST:
             write_whole(PICTURES / f"{name}.webp", data.getvalue())
             return
@@ -183,8 +183,8 @@ def keep(page: Any, name: str, width: int | None = None) -> None:
 
 def check_private(text: str, name: str) -> None:
     """Ends the program if the text names something of this machine."""
-    if (found := PRIVATE.search(text)) is not None:
-        raise SystemExit(f"{name} would show {text[max(0, found.start() - 60) : found.end() + 20]!r}")
+    if (match := PRIVATE.search(text)) is not None:
+        raise SystemExit(f"{name} would show {text[max(0, match.start() - 60) : match.end() + 20]!r}")
 
 
 def main(part: str, name: str = "quickstart", link: str = "") -> None:

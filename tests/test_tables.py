@@ -211,7 +211,7 @@ def test_a_records_differences_are_those_of_its_rows(name):
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_recorded_order_holds_only_if_both_intervals_exclude_zero(name):
     for claim in RECORDS[name]["claims"]:
-        said, differences = verdict(claim, RECORDS[name]).said, np.array(claim["differences"])
+        said, differences = verdict(claim, RECORDS[name]).outcome, np.array(claim["differences"])
         sign = -1 if "error" in claim["metric"] else 1
         half = t.ppf(0.975, len(differences) - 1) * differences.std(ddof=1) / math.sqrt(len(differences))
         half = max(half, 1.96 * claim["sentence_error"])
@@ -281,7 +281,7 @@ def test_a_claim_says_that_its_paper_prints_another_score_language_or_setting(na
 
 def test_each_order_of_a_paper_that_fails_has_a_suspected_reason():
     for record in RECORDS.values():
-        failed = [claim for claim in record["claims"] if verdict(claim, record).said == "fails"]
+        failed = [claim for claim in record["claims"] if verdict(claim, record).outcome == "fails"]
         for claim in failed if record["budget"] else ():
             assert reason_of(record["name"], claim["better"], claim["worse"])
 
@@ -381,7 +381,7 @@ FIGURES = Judged(better=0.8, worse=0.6, differences=(0.2, 0.21, 0.19), sentence_
 )
 def test_a_verdict_follows_from_seeds_and_sentences(change, said, why):
     found = judge(replace(FIGURES, **change))
-    assert found.said == said
+    assert found.outcome == said
     assert why in found.why
 
 
@@ -395,9 +395,9 @@ def test_a_verdict_says_if_no_dev_set_checks_unequal_learning_rates(name):
         better, worse = (rates.get(claim[side]) for side in ("better", "worse"))
         another_kind = claim["metric"].rpartition("/")[2] != objective
         found = verdict(claim, record)
-        said = found.said != "undecided" and None not in (better, worse) and better != worse and another_kind
+        said = found.outcome != "undecided" and None not in (better, worse) and better != worse and another_kind
         assert (UNCHECKED in found.why) == said, claim
-        assert f"| **{found.said}** | {found.why} |" in written
+        assert f"| **{found.outcome}** | {found.why} |" in written
 
 
 def task(kind, rows, **more):
@@ -559,7 +559,7 @@ def test_a_small_table_runs_and_becomes_a_page(
     (claim,) = record["claims"]
     soft, hard = (rows[name]["values"][METRIC] for name in ("soft", "hard"))
     assert claim["differences"] == pytest.approx([a - b for a, b in zip(soft, hard, strict=True)], abs=2e-6)
-    assert verdict(claim, record).said in written
+    assert verdict(claim, record).outcome in written
     opened = (tmp_path / "home" / "openings.jsonl").read_text().splitlines()
     assert len(opened) == 2 * 2 + 1
     again = run(table, place)

@@ -43,11 +43,11 @@ def measured(name: str, size: Size, storage: Path) -> tuple[dict[str, Any], list
     module_name, _, function = PARTS[name].partition(".")
     try:
         module = importlib.import_module(f"benchmarks.gpu.{module_name}")
-        found = getattr(module, function)(storage, size)
+        result = getattr(module, function)(storage, size)
     except Exception as error:  # the other parts are measured all the same
         traceback.print_exc()
         return {}, [f"{name}: {type(error).__name__}: {error}"]
-    return found, list(module.faults(found))
+    return result, list(module.faults(result))
 
 
 def main() -> None:
@@ -58,10 +58,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="no part begins later than this")
     parser.add_argument("--encoder", metavar="FOLDER", help="the encoder of the part pretrained")
     parser.add_argument("--tiny", action="store_true", help="small sizes, also without a GPU; the figures say nothing")
-    given = parser.parse_args()
-    if DEVICE == "cpu" and not given.tiny:
+    args = parser.parse_args()
+    if DEVICE == "cpu" and not args.tiny:
         parser.error("torch sees no GPU here; run it where there is one, or add --tiny to see whether it runs")
-    size = replace(TINY if given.tiny else Size(), encoder=given.encoder)
+    size = replace(TINY if args.tiny else Size(), encoder=args.encoder)
     from datasets import disable_progress_bars
     from transformers.utils import logging
 
@@ -72,20 +72,20 @@ def main() -> None:
     logging.set_verbosity_error()
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU, tiny sizes"
     facts = {"device": device, "torch": torch.__version__, "commit": commit()}
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     broken: list[str] = []
     begun = time.perf_counter()
     with TemporaryDirectory() as storage:  # its text is prepared once for all parts
-        for name in given.only or PARTS:
+        for name in args.only or PARTS:
             started = time.perf_counter()
-            if started - begun > 60 * given.minutes:
-                print(f"{name}: not measured after {given.minutes:g} minutes; --only {name} measures it", flush=True)
+            if started - begun > 60 * args.minutes:
+                print(f"{name}: not measured after {args.minutes:g} minutes; --only {name} measures it", flush=True)
                 continue
-            found[name], faults = measured(name, size, Path(storage))
+            results[name], faults = measured(name, size, Path(storage))
             broken += faults
-            if given.json:
-                write_whole(given.json, (json.dumps({**facts, **found, "broken": broken}, indent=1) + "\n").encode())
-            print(f"{name}, {time.perf_counter() - started:.0f} s: {json.dumps(found[name], indent=1)}", flush=True)
+            if args.json:
+                write_whole(args.json, (json.dumps({**facts, **results, "broken": broken}, indent=1) + "\n").encode())
+            print(f"{name}, {time.perf_counter() - started:.0f} s: {json.dumps(results[name], indent=1)}", flush=True)
     for fault in broken:
         print(f"gpu: {fault}", file=sys.stderr)
     sys.exit(1 if broken else 0)

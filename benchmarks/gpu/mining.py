@@ -17,10 +17,10 @@ LONGEST_S = 200.0  # seconds that a search may take by the time of the one befor
 
 def measure(place: Path, size: Size) -> dict[str, Any]:
     """The figures of each size."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for before, count in zip((None, *size.vectors), size.vectors, strict=False):
-        if before and (guess := found[str(before)]["seconds"] * (count / before) ** 2) > LONGEST_S:
-            found[str(count)] = {"not measured": f"it would take some {guess:.0f} s"}
+        if before and (guess := figures[str(before)]["seconds"] * (count / before) ** 2) > LONGEST_S:
+            figures[str(count)] = {"not measured": f"it would take some {guess:.0f} s"}
             break
         torch.manual_seed(0)
         x = torch.nn.functional.normalize(torch.randn(count, DIM, device=DEVICE))
@@ -33,22 +33,22 @@ def measure(place: Path, size: Size) -> dict[str, Any]:
         cosines = torch.cat([x[rows].double() @ y[at : at + 65_536].double().T for at in range(0, count, 65_536)], 1)
         exact = cosines.topk(K, dim=1).indices.cpu()
         same = float((matches.forward.index[rows] == exact).float().mean())
-        own = float((matches.forward.index[:, 0] == torch.arange(count)).float().mean())
-        found[str(count)] = {
+        share = float((matches.forward.index[:, 0] == torch.arange(count)).float().mean())
+        figures[str(count)] = {
             "seconds": seconds,
             "cosines_per_second": count * count / seconds,
             "as_in_fp64": same,
-            "found_its_pair": own,
+            "found_its_pair": share,
         }
         del x, y, cosines
         if DEVICE == "cuda":
             torch.cuda.empty_cache()
-    return found
+    return figures
 
 
-def faults(found: dict[str, dict[str, Any]]) -> Iterator[str]:
+def faults(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
     """What is not as promised."""
-    for name, row in found.items():
+    for name, row in rows.items():
         if row.get("as_in_fp64", 1.0) < 1.0:
             yield f"{name} vectors: {1 - row['as_in_fp64']:.2%} of the neighbours are not those of fp64"
         if row.get("seconds", 0.0) > GOAL_S:

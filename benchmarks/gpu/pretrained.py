@@ -80,7 +80,7 @@ def measure(storage: Path, size: Size) -> dict[str, Any]:
     }
 
 
-def faults(found: dict[str, Any]) -> Iterator[str]:
+def faults(result: dict[str, Any]) -> Iterator[str]:
     """What is not as promised."""
-    if found.get("scores", {}).get(METRIC, GOAL) < GOAL:
-        yield f"pretrained: Tatoeba {found['scores'][METRIC]:.3f}, and the goal is {GOAL:g}"
+    if result.get("scores", {}).get(METRIC, GOAL) < GOAL:
+        yield f"pretrained: Tatoeba {result['scores'][METRIC]:.3f}, and the goal is {GOAL:g}"

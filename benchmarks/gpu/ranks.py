@@ -44,29 +44,29 @@ def together(backend: str, trial: Trial, prepared: Prepared, storage: Path) -> l
     ]
     for process in processes:
         process.start()
-    said = [end.recv() if end.poll(ANSWER_S) else (f"no answer within {ANSWER_S:g} s", {}) for end, _ in ends]
+    replies = [end.recv() if end.poll(ANSWER_S) else (f"no answer within {ANSWER_S:g} s", {}) for end, _ in ends]
     for process in processes:
         process.terminate()
         process.join()
-    return said
+    return replies
 
 
 def measure(storage: Path, size: Size) -> dict[str, Any]:
     """What both say, and the difference where they train."""
     trial, prepared, _ = make_task(storage, 2, min(256, size.batch), **size.first)
     alone = {name: gradient.cpu() for name, gradient in gradients(trial, prepared).items()}
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for backend in ("nccl", "gloo"):
-        said = together(backend, trial, prepared, storage)
-        found[backend] = {"ranks": [words for words, _ in said]}
-        if all(words == DONE for words, _ in said):
-            theirs = [{name: torch.from_numpy(value) for name, value in values.items()} for _, values in said]
-            found[backend]["gradient_difference"] = max(largest_difference(values, alone) for values in theirs)
-    return found
+        replies = together(backend, trial, prepared, storage)
+        results[backend] = {"ranks": [words for words, _ in replies]}
+        if all(words == DONE for words, _ in replies):
+            by_rank = [{name: torch.from_numpy(value) for name, value in values.items()} for _, values in replies]
+            results[backend]["gradient_difference"] = max(largest_difference(values, alone) for values in by_rank)
+    return results
 
 
-def faults(found: dict[str, dict[str, Any]]) -> Iterator[str]:
+def faults(results: dict[str, dict[str, Any]]) -> Iterator[str]:
     """What is not as promised. That a backend refuses two ranks on one GPU is no fault."""
-    for name, row in found.items():
+    for name, row in results.items():
         if row.get("gradient_difference", 0.0) > TOLERANCE:
             yield f"two ranks by {name}: the gradients differ from those of one rank"

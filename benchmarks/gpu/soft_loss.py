@@ -18,12 +18,12 @@ CHECKED = 512
 DIFFERENCE = 1e-3  # largest difference of the gradient, relative to the largest gradient
 
 
-def formula(given: Vectors, rows: Tensor, part: int = 4096) -> Tensor:
+def formula(vectors: Vectors, rows: Tensor, part: int = 4096) -> Tensor:
     """The gradient of some source vectors in fp64, from the formula's derivative, in parts of the columns.
 
     dL/dS_ij = (softmax_j(S)_ij + softmax_i(S)_ij - w_ij - w_ji) / N."""
-    s, t = given.student.double().chunk(2)
-    a, total = given.teacher.double(), len(given.teacher)
+    s, t = vectors.student.double().chunk(2)
+    a, total = vectors.teacher.double(), len(vectors.teacher)
     column_sums, label_sums = (
         torch.cat([(x @ y[at : at + part].T / TEMPERATURE).logsumexp(0) for at in range(0, total, part)])
         for x, y in ((s, t), (a, a))
@@ -49,27 +49,27 @@ def cost(function: Callable[[], object]) -> dict[str, Any]:
 
 def measure(_: Path, size: Size) -> dict[str, Any]:
     """Seconds and memory of value and gradient of the soft contrastive loss."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for pairs in size.soft_loss:
-        made = make_vectors(pairs, DIM)
-        given = Vectors(made.student.to(DEVICE), made.teacher.to(DEVICE))
+        on_cpu = make_vectors(pairs, DIM)
+        vectors = Vectors(on_cpu.student.to(DEVICE), on_cpu.teacher.to(DEVICE))
         rows = torch.randperm(pairs, generator=torch.Generator().manual_seed(1))[:CHECKED].to(DEVICE)
-        gradient = tiled(given)[1]
-        exact = formula(given, rows)
+        gradient = tiled(vectors)[1]
+        exact = formula(vectors, rows)
         difference = float((gradient[rows] - exact).abs().max() / exact.abs().max())
         free_memory()
-        own = cost(functools.partial(tiled, given))
+        cost_of_ours = cost(functools.partial(tiled, vectors))
         try:
-            peer = cost(functools.partial(full_matrix, given))
+            peer = cost(functools.partial(full_matrix, vectors))
         except torch.OutOfMemoryError as error:
             peer = {"out of memory": str(error).split(". ")[0]}
         free_memory()
-        found[str(pairs)] = {"ours": own, "full matrices": peer, "gradient_difference": difference}
-    return found
+        results[str(pairs)] = {"ours": cost_of_ours, "full matrices": peer, "gradient_difference": difference}
+    return results
 
 
-def faults(found: dict[str, dict[str, Any]]) -> Iterator[str]:
+def faults(results: dict[str, dict[str, Any]]) -> Iterator[str]:
     """What is not as promised."""
-    for name, row in found.items():
+    for name, row in results.items():
         if row["gradient_difference"] > DIFFERENCE:
             yield f"soft loss of {name} pairs: the gradient differs from the formula's"

@@ -62,8 +62,8 @@ class Clock(TrainerCallback):  # type: ignore[misc]
             self.seconds = synchronized() - self.started
 
 
-def ours(trial: Trial, prepared: Prepared, size: Size, said: dict[str, str]) -> float:
-    """Seconds of the steps that count, after all steps were made once; `said` gets what was captured."""
+def ours(trial: Trial, prepared: Prepared, size: Size, facts: dict[str, str]) -> float:
+    """Seconds of the steps that count, after all steps were made once; `facts` gets what was captured."""
     run, meter = start(trial, prepared, DEVICE), Averages(every=len(prepared.pairs()))
     for step in range(size.steps):
         run.one_step(step, meter, flush=False)
@@ -72,7 +72,7 @@ def ours(trial: Trial, prepared: Prepared, size: Size, said: dict[str, str]) -> 
         run.one_step(step, meter, flush=False)
     seconds = synchronized() - started
     if run.train_step.capture:
-        said["capture"] = run.train_step.capture.summary
+        facts["capture"] = run.train_step.capture.summary
         run.train_step.capture.release()
     return seconds
 
@@ -118,21 +118,21 @@ def gradients_of_peer(exported: Path, batch: tuple[list[str], list[str]], *, bf1
 
 def train_one(student: Mapping[str, Any], storage: Path, size: Size) -> dict[str, Any]:
     """All trainers on one student."""
-    given = {"vocabulary": size.vocabulary, "max_tokens": 128, **student}
-    trial, prepared, text = make_task(storage, size.steps, size.batch, **given)
+    settings = {"vocabulary": size.vocabulary, "max_tokens": 128, **student}
+    trial, prepared, text = make_task(storage, size.steps, size.batch, **settings)
     exported, half = storage / f"student-{student['layers']}", with_training(trial, precision="bf16")
     export_untrained(trial, prepared, exported)
     order = batches(trial, prepared)
-    exact, theirs = gradients(trial, prepared), gradients_of_peer(exported, order[0], bf16=False)
+    exact, peers_exact = gradients(trial, prepared), gradients_of_peer(exported, order[0], bf16=False)
     difference = {
-        "both in fp32": largest_difference(exact, theirs),
+        "both in fp32": largest_difference(exact, peers_exact),
         "ours in bf16 and fp32": largest_difference(gradients(half, prepared), exact),
-        "peer in bf16 and fp32": largest_difference(gradients_of_peer(exported, order[0], bf16=True), theirs),
+        "peer in bf16 and fp32": largest_difference(gradients_of_peer(exported, order[0], bf16=True), peers_exact),
     }
-    said: dict[str, str] = {}
+    facts: dict[str, str] = {}
     racers: dict[str, Callable[[], float]] = {
         **{
-            name: functools.partial(ours, with_training(half, capture=capture), prepared, size, said)
+            name: functools.partial(ours, with_training(half, capture=capture), prepared, size, facts)
             for name, capture in OURS.items()
         },
         **peers(trial, exported, order, storage / "peer", size),
@@ -143,17 +143,17 @@ def train_one(student: Mapping[str, Any], storage: Path, size: Size) -> dict[str
             seconds[name].append(racer())
             print(f"{name}: {seconds[name][-1]:.3g} s", flush=True)
     steps = size.steps - size.skipped
-    speeds = {name: steps * size.batch / statistics.median(found) for name, found in seconds.items()}
+    speeds = {name: steps * size.batch / statistics.median(rounds) for name, rounds in seconds.items()}
     fastest = max((name for name in speeds if name not in OURS), key=lambda name: speeds[name])
     best = max(OURS, key=lambda name: speeds[name])
-    ratios = [theirs / own for own, theirs in zip(seconds[best], seconds[fastest], strict=True)]
+    ratios = [peer_s / ours_s for ours_s, peer_s in zip(seconds[best], seconds[fastest], strict=True)]
     bound = arithmetic(half, prepared, size)
-    found = {
+    result = {
         "text": f"{text}: {describe_lengths(prepared)}",
         "seconds": seconds,
         "pairs": steps * size.batch,
         "pairs_per_second": speeds,
-        **said,
+        **facts,
         "fastest_peer": fastest,
         "ratios": ratios,
         "ratio": statistics.median(ratios),
@@ -161,13 +161,13 @@ def train_one(student: Mapping[str, Any], storage: Path, size: Size) -> dict[str
         "arithmetic_share": bound * steps / statistics.median(seconds[best]),
         "gradient_difference": difference,
     }
-    print(json.dumps(found, indent=1), flush=True)
-    return found
+    print(json.dumps(result, indent=1), flush=True)
+    return result
 
 
-def faults(found: dict[str, dict[str, Any]]) -> Iterator[str]:
+def faults(results: dict[str, dict[str, Any]]) -> Iterator[str]:
     """What is not as promised."""
-    for name, row in found.items():
+    for name, row in results.items():
         if row["ratio"] < GOAL:
             yield f"{name}: {row['ratio']:.3g} times the peer's speed, and the goal is {GOAL:g}"
         if row.get("arithmetic_share", BOUND) < BOUND:

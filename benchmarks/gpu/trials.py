@@ -55,24 +55,25 @@ def shared(count: int, trial: Trial, prepared: Prepared, size: Size) -> dict[str
     processes = [context.Process(target=one_trial, args=(trial, prepared, size, together, write)) for _, write in pipes]
     for process in processes:
         process.start()
-    found = {}
+    rows = {}
     for name in OURS:
-        said: list[Mapping[str, Any]] = [
-            read.recv() if read.poll(WAIT_S) else {"failed": f"no answer within {WAIT_S:g} s"} for read, _ in pipes
+        replies: list[Mapping[str, Any]] = [
+            receiver.recv() if receiver.poll(WAIT_S) else {"failed": f"no answer within {WAIT_S:g} s"}
+            for receiver, _ in pipes
         ]
-        if failed := [each["failed"] for each in said if "failed" in each]:
-            found[name] = {"failed": failed[0]}
+        if failed := [reply["failed"] for reply in replies if "failed" in reply]:
+            rows[name] = {"failed": failed[0]}
             break
-        seconds = max(each["ended"] for each in said) - min(each["began"] for each in said)
-        found[name] = {
+        seconds = max(reply["ended"] for reply in replies) - min(reply["began"] for reply in replies)
+        rows[name] = {
             "pairs_per_second": count * size.steps * size.batch / seconds,
-            "bytes": max(each["bytes"] for each in said),
-            "capture": said[0]["capture"],
+            "bytes": max(reply["bytes"] for reply in replies),
+            "capture": replies[0]["capture"],
         }
     for process in processes:
         process.terminate()
         process.join()
-    return found
+    return rows
 
 
 def measure(storage: Path, size: Size) -> dict[str, Any]:
@@ -84,9 +85,9 @@ def measure(storage: Path, size: Size) -> dict[str, Any]:
     return {"mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ, **together}
 
 
-def faults(found: dict[str, Any]) -> Iterator[str]:
+def faults(results: dict[str, Any]) -> Iterator[str]:
     """What is not as promised: that several trials do more together than one is measured, and no promise."""
-    for count, rows in found.items():
+    for count, rows in results.items():
         for name, row in rows.items() if isinstance(rows, dict) else ():
             if "failed" in row:
                 yield f"{count} trials on one GPU, {name}: {row['failed']}"

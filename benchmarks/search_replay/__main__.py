@@ -58,32 +58,37 @@ def describe(surrogate: Surrogate) -> str:
     )
 
 
-def run(corpora: dict[str, Corpus], contestants: Sequence[Contestant], seeds: int, kept: Kept) -> Rows:
+def run(corpora: dict[str, Corpus], contestants: Sequence[Contestant], seeds: int, cache: OutcomeCache) -> Rows:
     """All searches that are not kept already."""
     surrogates = {name: Surrogate(corpus, sweep_of(name)) for name, corpus in corpora.items()}
     for name, surrogate in surrogates.items():
         print(describe(surrogate), flush=True)
-        others = [other for other in surrogates.values() if other is not surrogate]
-        for one in contestants:
-            points = portfolio(others, one.portfolio) if one.portfolio else []
-            found = kept.rows.setdefault(one.name, {}).setdefault(name, [])
-            found += [contest(surrogate, one, points, n) for n in range(len(found), min(seeds, one.seeds or seeds))]
-            kept.write()
-    return {one.name: kept.rows[one.name] for one in contestants}
+        other_surrogates = [candidate for candidate in surrogates.values() if candidate is not surrogate]
+        for contestant in contestants:
+            points = portfolio(other_surrogates, contestant.portfolio) if contestant.portfolio else []
+            outcomes = cache.rows.setdefault(contestant.name, {}).setdefault(name, [])
+            outcomes += [
+                contest(surrogate, contestant, points, n)
+                for n in range(len(outcomes), min(seeds, contestant.seeds or seeds))
+            ]
+            cache.write()
+    return {contestant.name: cache.rows[contestant.name] for contestant in contestants}
 
 
-class Kept:
+class OutcomeCache:
     """Outcomes in a file, or in memory alone. Those of another table do not count."""
 
     def __init__(self, path: Path | None, table: Path) -> None:
         self._path, self._digest = path, hashlib.sha256(table.read_bytes()).hexdigest()
         self.rows: Rows = {}
         if path is not None and path.exists():
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            if kept["table"] == self._digest:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if record["table"] == self._digest:
                 self.rows = {
-                    name: {corpus: [Outcome(**one) for one in outcomes] for corpus, outcomes in found.items()}
-                    for name, found in kept["rows"].items()
+                    name: {
+                        corpus: [Outcome(**outcome) for outcome in outcomes] for corpus, outcomes in by_corpus.items()
+                    }
+                    for name, by_corpus in record["rows"].items()
                 }
 
     def write(self) -> None:
@@ -93,7 +98,7 @@ class Kept:
 
 def quartiles(outcomes: Sequence[Outcome]) -> tuple[float, float, float]:
     """Of the compute; a search that found nothing good enough counts what it spent."""
-    low, middle, high = np.percentile([one.seconds for one in outcomes], [25, 50, 75], method="nearest")
+    low, middle, high = np.percentile([outcome.seconds for outcome in outcomes], [25, 50, 75], method="nearest")
     return float(low), float(middle), float(high)
 
 
@@ -112,17 +117,17 @@ def show(rows: Rows, corpora: Sequence[str]) -> None:
         + "".join(f"{corpus:>22}" for corpus in corpora)
         + f"{'random':>9}{'today':>8}{'found':>7}{'seeds':>7}"
     )
-    for name, found in rows.items():
+    for name, by_corpus in rows.items():
         cells = ""
         for corpus in corpora:
-            low, middle, high = quartiles(found[corpus])
+            low, middle, high = quartiles(by_corpus[corpus])
             cells += f"{f'{middle:.1f} ({low:.1f} {high:.1f})':>22}"
-        compared = "".join(
+        ratio_cells = "".join(
             f"{f'{ratio(rows, name, other):.2f}' if other in rows else '-':>{size}}"
             for other, size in (("random", 9), ("today", 8))
         )
-        share = np.mean([one.found for outcomes in found.values() for one in outcomes])
-        print(f"{name:<{width}}{cells}{compared}{f'{share:.0%}':>7}{len(found[corpora[0]]):>7}")
+        share = np.mean([outcome.found for outcomes in by_corpus.values() for outcome in outcomes])
+        print(f"{name:<{width}}{cells}{ratio_cells}{f'{share:.0%}':>7}{len(by_corpus[corpora[0]]):>7}")
 
 
 def verdict(rows: Rows) -> bool:
@@ -130,10 +135,10 @@ def verdict(rows: Rows) -> bool:
     if not set(GOALS) <= rows.keys():
         return True
     winner = max(rows, key=lambda name: ratio(rows, name, "today"))
-    found = {other: ratio(rows, winner, other) for other in GOALS}
-    words = ", ".join(f"{value:.2f} times less than {other} (goal {GOALS[other]:g})" for other, value in found.items())
+    ratios = {other: ratio(rows, winner, other) for other in GOALS}
+    words = ", ".join(f"{value:.2f} times less than {other} (goal {GOALS[other]:g})" for other, value in ratios.items())
     print(f"\nwinner: {winner}: {words}")
-    return all(found[other] >= goal for other, goal in GOALS.items())
+    return all(ratios[other] >= goal for other, goal in GOALS.items())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,11 +148,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="contestants; all by default")
     parser.add_argument("--table", type=Path, default=TABLE)
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep outcomes here, and run none of them again")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    corpora = read_table(given.table)
-    chosen = [one for one in CONTESTANTS if not given.only or one.name in given.only]
-    rows = run(corpora, chosen, given.seeds, Kept(given.json, given.table))
+    corpora = read_table(args.table)
+    contestants = [contestant for contestant in CONTESTANTS if not args.only or contestant.name in args.only]
+    rows = run(corpora, contestants, args.seeds, OutcomeCache(args.json, args.table))
     show(rows, list(corpora))
     return 0 if verdict(rows) else 1
 

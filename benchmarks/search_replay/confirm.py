@@ -35,40 +35,40 @@ class Spent:
 
 def until(trials: Sequence[Spent], enough: float) -> tuple[int, float] | None:
     """How many trials, and their counted seconds, up to the first with this accuracy; None where there is none."""
-    spent = itertools.accumulate(trial.seconds for trial in trials)
-    found = ((count, seconds) for count, seconds in enumerate(spent, 1) if trials[count - 1].accuracy >= enough)
-    return next(found, None)
+    cumulative = itertools.accumulate(trial.seconds for trial in trials)
+    hits = ((count, seconds) for count, seconds in enumerate(cumulative, 1) if trials[count - 1].accuracy >= enough)
+    return next(hits, None)
 
 
 def searched(sweep: Sweep, cluster: str | None, rates: tuple[float, float]) -> list[Spent]:
     """Runs the sweep, unless it is finished; its trials in their order."""
-    done = bt.submit(sweep, cluster=cluster)
-    prepared = prepare(sweep, done.folder.parents[1])
-    rows = bt.runs(done.id, cluster=cluster)
+    result = bt.submit(sweep, cluster=cluster)
+    prepared = prepare(sweep, result.folder.parents[1])
+    rows = bt.runs(result.id, cluster=cluster)
     trials = []
     for number in range(sweep.budget.trials):
         row = rows.loc[f"t{number:04d}"]
-        trial = make_trial(sweep, number, bt.trial(f"{done.id}/t{number:04d}", cluster=cluster).settings)
+        trial = make_trial(sweep, number, bt.trial(f"{result.id}/t{number:04d}", cluster=cluster).settings)
         seconds = float(row["pairs"]) * work_of_a_pair(trial, prepared, torch.device("cpu")).seconds(rates)
-        finished = row["state"] == "finished"
-        trials.append(Spent(seconds, float(row[sweep.objectives[0].metric]) if finished else 0.0))
+        is_finished = row["state"] == "finished"
+        trials.append(Spent(seconds, float(row[sweep.objectives[0].metric]) if is_finished else 0.0))
     return trials
 
 
 def confirm(corpus: str, cluster: str | None, rates: tuple[float, float]) -> None:
     """Searches one corpus in both ways, and prints what each has spent."""
-    found = {
+    by_way = {
         way: searched(
             sweep_of(corpus, (f"name=confirm_{corpus}_{way}", f"budget.trials={TRIALS}", *changes)), cluster, rates
         )
         for way, changes in WAYS.items()
     }
-    best = max(trial.accuracy for trials in found.values() for trial in trials)
+    best = max(trial.accuracy for trials in by_way.values() for trial in trials)
     enough = best - math.sqrt(best * (1 - best) / JUDGED)
     print(f"{corpus}: best {best:.4f}, enough {enough:.4f}")
-    for way, trials in found.items():
-        spent = until(trials, enough)
-        words = f"{spent[1]:.1f} counted s, {spent[0]} trials" if spent else "not found"
+    for way, trials in by_way.items():
+        cost = until(trials, enough)
+        words = f"{cost[1]:.1f} counted s, {cost[0]} trials" if cost else "not found"
         print(
             f"  {way}: {words}; all {TRIALS} trials: {sum(trial.seconds for trial in trials):.1f} counted s", flush=True
         )
@@ -79,12 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpora", nargs="+", metavar="CORPUS", help=f"a language, not one of {', '.join(CORPORA)}")
     parser.add_argument("--cluster", metavar="FILE", help="where to run; this machine when left out")
-    given = parser.parse_args(arguments)
-    if learnt := set(given.corpora) & set(CORPORA):
+    args = parser.parse_args(arguments)
+    if learnt := set(args.corpora) & set(CORPORA):
         parser.error(f"the portfolio was learnt from {', '.join(sorted(learnt))}; name another language")
     rates = next(iter(read_table().values())).rates
-    for corpus in given.corpora:
-        confirm(corpus, given.cluster, rates)
+    for corpus in args.corpora:
+        confirm(corpus, args.cluster, rates)
 
 
 if __name__ == "__main__":

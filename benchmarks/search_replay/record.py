@@ -80,14 +80,14 @@ def record(corpus: str, storage: Path, part: tuple[int, int], until: float, sett
     sweep = sweep_of(corpus)
     prepared = prepare(sweep, storage)
     missing = [n for n in range(part[0], settings, part[1]) if not recorded(storage, corpus, n).exists()]
-    for done, number in enumerate(missing):
+    for position, number in enumerate(missing):
         if time.process_time() > until:
-            return len(missing) - done
-        found = train_setting(sweep, number, prepared, storage / "no-trial")
+            return len(missing) - position
+        setting = train_setting(sweep, number, prepared, storage / "no-trial")
         recorded(storage, corpus, number).parent.mkdir(parents=True, exist_ok=True)
-        write_json(recorded(storage, corpus, number), plain(found))
-        shown = " ".join(f"{value:.3f}" for value in found.objective)
-        print(f"{corpus} {number}: {shown}; {found.cpu_seconds} CPU s", flush=True)
+        write_json(recorded(storage, corpus, number), plain(setting))
+        objective_words = " ".join(f"{value:.3f}" for value in setting.objective)
+        print(f"{corpus} {number}: {objective_words}; {setting.cpu_seconds} CPU s", flush=True)
     return 0
 
 
@@ -108,7 +108,7 @@ def write(storage: Path, target: Path) -> None:
         files = sorted(recorded(storage, corpus, 0).parent.glob("*.json"))
         settings = [json.loads(path.read_text(encoding="utf-8")) for path in files]
         corpora[corpus] = {"sweep": sweep_id(sweep), "seed": sweep.seed, "judged": JUDGED, "settings": settings}
-        print(f"{corpus}: {len(settings)} settings, {sum(one['cpu_seconds'] for one in settings):.0f} CPU s")
+        print(f"{corpus}: {len(settings)} settings, {sum(setting['cpu_seconds'] for setting in settings):.0f} CPU s")
     table = {"commit": commit, "rates": rates, "corpora": corpora}
     write_whole(target, gzip.compress(json.dumps(table).encode(), mtime=0))
     print(f"{target}: {target.stat().st_size:,} bytes")
@@ -139,16 +139,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="gather what is recorded into table.json.gz")
     parser.add_argument("--portfolio", metavar="NAME", help="write the table's portfolio under a new name")
     parser.add_argument("--points", type=int, default=FIRST, help="of the portfolio (default: %(default)s)")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     one_thread()
-    first, of = map(int, given.part.split("/"))
-    for corpus in given.corpora:
-        if left := record(corpus, given.storage, (first, of), given.seconds):
+    first, of = map(int, args.part.split("/"))
+    for corpus in args.corpora:
+        if left := record(corpus, args.storage, (first, of), args.seconds):
             print(f"{corpus}: {left} settings are left", flush=True)
-    if given.write:
-        write(given.storage, TABLE)
-    if given.portfolio:
-        write_portfolio(given.portfolio, given.points)
+    if args.write:
+        write(args.storage, TABLE)
+    if args.portfolio:
+        write_portfolio(args.portfolio, args.points)
     return 0
 
 

@@ -45,23 +45,23 @@ def contest(surrogate: Surrogate, contestant: Contestant, points: list[dict[str,
     sweep = replace(surrogate.sweep, sampler=sampler, scheduler=contestant.scheduler, seed=seed)
     proposals = Proposals(sweep, functools.partial(suggest, sweep.parameters))
     scheduler = scheduler_for(sweep)
-    spent, incumbent = 0.0, -math.inf
+    seconds, incumbent = 0.0, -math.inf
     for trial in range(1, MOST_TRIALS + 1):
         number, params = proposals.ask()
         curve = surrogate.curves([params])[0].tolist()
         costs = surrogate.seconds(params)
         for report, value in enumerate(curve, 1):
-            spent += costs[report - 1]
+            seconds += costs[report - 1]
             if value > incumbent:
                 incumbent = value
                 if curve[-1] >= surrogate.enough:
-                    return Outcome(spent + sum(costs[report:]), trial, True)
+                    return Outcome(seconds + sum(costs[report:]), trial, True)
             if judged(proposals, scheduler, number, report, value) and report < len(curve):
                 proposals.tell(number, TrialState.PRUNED, None)
                 break
         else:
             proposals.tell(number, TrialState.COMPLETE, [curve[-1]])
-    return Outcome(spent, MOST_TRIALS, False)
+    return Outcome(seconds, MOST_TRIALS, False)
 
 
 def judged(proposals: Proposals, scheduler: TrialScheduler, number: int, report: int, value: float) -> bool:

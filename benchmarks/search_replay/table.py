@@ -65,8 +65,8 @@ class Corpus:
 
     def curves(self) -> Floats:
         """Reports of each setting; one that ended early keeps its last value."""
-        made = [setting.objective or (0.0,) for setting in self.settings]
-        return np.array([[*one, *[one[-1]] * (self.reports - len(one))] for one in made])
+        curves = [setting.objective or (0.0,) for setting in self.settings]
+        return np.array([[*curve, *[curve[-1]] * (self.reports - len(curve))] for curve in curves])
 
     def standard_error(self, accuracy: float) -> float:
         """Of an accuracy on the pairs that reports are scored on."""
@@ -79,30 +79,30 @@ def read_table(path: Path = TABLE) -> dict[str, Corpus]:
     return {
         name: Corpus(
             name=name,
-            sweep=one["sweep"],
-            seed=one["seed"],
-            judged=one["judged"],
+            sweep=corpus["sweep"],
+            seed=corpus["seed"],
+            judged=corpus["judged"],
             rates=tuple(table["rates"]),
             settings=tuple(
-                Setting(**{**each, "objective": tuple(each["objective"]), "pairs": tuple(each["pairs"])})
-                for each in one["settings"]
+                Setting(**{**setting, "objective": tuple(setting["objective"]), "pairs": tuple(setting["pairs"])})
+                for setting in corpus["settings"]
             ),
         )
-        for name, one in table["corpora"].items()
+        for name, corpus in table["corpora"].items()
     }
 
 
 def features(parameters: Mapping[str, Parameter], params: Mapping[str, Scalar]) -> list[float]:
     """The setting as numbers from 0 to 1, logarithms where the range has one and of choices."""
-    found = []
+    numbers = []
     for name in ordered(parameters):
         parameter, value = parameters[name], params[name]
         kind = kind_of(parameter)
         values: Any = getattr(parameter, kind)
         scale: Callable[[float], float] = float if kind in ("float", "int") else math.log
-        low, high, here = (scale(number) for number in (min(values), max(values), cast(float, value)))
-        found.append((here - low) / (high - low))
-    return found
+        low, high, position = (scale(number) for number in (min(values), max(values), cast(float, value)))
+        numbers.append((position - low) / (high - low))
+    return numbers
 
 
 def kernel_for(points: Floats, last: Floats) -> Kernel:
@@ -131,16 +131,20 @@ class Surrogate:
     def curves(self, settings: Sequence[Mapping[str, Scalar]]) -> Floats:
         """The reports of these settings, `[settings, reports]`."""
         points = np.array([features(self.sweep.parameters, params) for params in settings])
-        found: Floats = np.clip(self._process.predict(points).reshape(len(points), -1), 0, 1)
-        return found
+        curves: Floats = np.clip(self._process.predict(points).reshape(len(points), -1), 0, 1)
+        return curves
 
     def seconds(self, params: Mapping[str, Scalar]) -> list[float]:
         """Counted seconds from one report to the next: of recorded settings with as many pairs a batch, as wide."""
         settings = self.corpus.settings
         sizes = [name for name in params if name in ("student.width", "training.global_batch")]
-        alike = [one for one in settings if all(one.params[name] == params[name] for name in sizes)] or settings
-        a_pair = statistics.median(Work(one.operations, one.bytes).seconds(self.corpus.rates) for one in alike)
-        pairs = max((one.pairs for one in settings), key=len)
+        alike = [
+            setting for setting in settings if all(setting.params[name] == params[name] for name in sizes)
+        ] or settings
+        a_pair = statistics.median(
+            Work(setting.operations, setting.bytes).seconds(self.corpus.rates) for setting in alike
+        )
+        pairs = max((setting.pairs for setting in settings), key=len)
         return [a_pair * (after - before) for before, after in zip((0, *pairs), pairs, strict=False)]
 
     def drawn(self, stream: int) -> list[dict[str, Scalar]]:
@@ -179,15 +183,20 @@ def portfolio(surrogates: Sequence[Surrogate], count: int) -> list[dict[str, Sca
 
     Each is the one that brings the best of the chosen nearest to each corpus's best, on average over the corpora, in
     standard errors."""
-    recorded = {one.number: one.params for surrogate in surrogates for one in surrogate.corpus.settings}
-    candidates = list(recorded.values())
-    regrets = [(one.best - one.curves(candidates)[:, -1]) / one.corpus.standard_error(one.best) for one in surrogates]
-    table, chosen = np.maximum(regrets, 0), list[int]()
+    params_by_number = {
+        setting.number: setting.params for surrogate in surrogates for setting in surrogate.corpus.settings
+    }
+    candidates = list(params_by_number.values())
+    regrets = [
+        (surrogate.best - surrogate.curves(candidates)[:, -1]) / surrogate.corpus.standard_error(surrogate.best)
+        for surrogate in surrogates
+    ]
+    table, places = np.maximum(regrets, 0), list[int]()
     left = np.full(len(surrogates), np.inf)
     for _ in range(min(count, len(candidates))):
         place = int(np.minimum(left[:, None], table).mean(axis=0).argmin())
-        if place in chosen:
+        if place in places:
             break
-        chosen.append(place)
+        places.append(place)
         left = np.minimum(left, table[:, place])
-    return [candidates[place] for place in chosen]
+    return [candidates[place] for place in places]

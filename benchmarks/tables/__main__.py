@@ -98,18 +98,18 @@ def show_plan(table: Table, cluster: str | None) -> None:
 
 def with_commit(record: Record, root: Path = ROOT) -> Record:
     """The record, with the commit that trained its sweeps: the kept record's, if that one is of the same sweeps."""
-    for kept in read_records(root):
-        if kept["name"] == record["name"] and kept["run"]["sweeps"] == record["run"]["sweeps"]:
-            return {**record, "run": {**record["run"], "commit": kept["run"]["commit"]}}
+    for earlier in read_records(root):
+        if earlier["name"] == record["name"] and earlier["run"]["sweeps"] == record["run"]["sweeps"]:
+            return {**record, "run": {**record["run"], "commit": earlier["run"]["commit"]}}
     return record
 
 
 def kept_record(table: Table, root: Path) -> Record:
     """The table's record; ends with an error if it was never run."""
-    kept = next((record for record in read_records(root) if record["name"] == table.name), None)
-    if kept is None:
+    earlier = next((record for record in read_records(root) if record["name"] == table.name), None)
+    if earlier is None:
         sys.exit(f"{table.name} has no record; run it without --check and --words first")
-    return kept
+    return earlier
 
 
 def take_words(table: Table, root: Path = ROOT) -> Path:
@@ -122,9 +122,9 @@ def take_words(table: Table, root: Path = ROOT) -> Path:
 
 def check(table: Table, cluster: str | None, root: Path = ROOT) -> None:
     """Runs the table and ends with an error if it differs from the kept record by more than its seeds do."""
-    kept = kept_record(table, root)
-    if found := disagreements(run(table, cluster), kept):
-        sys.exit("\n".join(found))
+    earlier = kept_record(table, root)
+    if problems := disagreements(run(table, cluster), earlier):
+        sys.exit("\n".join(problems))
     print(f"{table.name}: every score is within the kept record's seeds")
 
 
@@ -135,27 +135,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("table", choices=sorted(TABLES))
     parser.add_argument("--cluster", metavar="FILE", help="where to run; this machine when left out")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--plan", action="store_true", help="print what would run, and run nothing")
-    what.add_argument("--check", action="store_true", help="compare with the kept record, and write nothing")
-    what.add_argument("--words", action="store_true", help="take changed words into the kept record, and run nothing")
-    given = parser.parse_args(arguments)
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--plan", action="store_true", help="print what would run, and run nothing")
+    modes.add_argument("--check", action="store_true", help="compare with the kept record, and write nothing")
+    modes.add_argument("--words", action="store_true", help="take changed words into the kept record, and run nothing")
+    args = parser.parse_args(arguments)
     try:
-        _do(given)
+        _do(args)
     except BabeltuneError as error:
         sys.exit(f"error: {error}")
 
 
-def _do(given: argparse.Namespace) -> None:
-    table = TABLES[given.table]
-    if given.plan:
-        show_plan(table, given.cluster)
-    elif given.words:
+def _do(args: argparse.Namespace) -> None:
+    table = TABLES[args.table]
+    if args.plan:
+        show_plan(table, args.cluster)
+    elif args.words:
         print(take_words(table))
-    elif given.check:
-        check(table, given.cluster)
+    elif args.check:
+        check(table, args.cluster)
     else:
-        print(write(with_commit(run(table, given.cluster))))
+        print(write(with_commit(run(table, args.cluster))))
 
 
 if __name__ == "__main__":

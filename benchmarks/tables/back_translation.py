@@ -37,8 +37,8 @@ class Translator:
 
     def translate(self, sentence: str, draw: random.Random) -> str:
         """Each word in its place; what was never seen, such as a name, stays as it is."""
-        found = [self.words.get(word.lower(), ([word], [1.0])) for word in WORD.findall(sentence)]
-        return " ".join(draw.choices(*one)[0] for one in found)
+        choices = [self.words.get(word.lower(), ([word], [1.0])) for word in WORD.findall(sentence)]
+        return " ".join(draw.choices(*choice)[0] for choice in choices)
 
 
 def _words(text: str) -> list[str]:
@@ -96,8 +96,8 @@ def write_translations(data: Path, folder: Path) -> None:
             continue
         translator = train([(row[1], row[2]) for file in files for row in rows(data / file)])
         draw = random.Random(zlib.crc32(language.encode()))
-        chosen = draw.sample(sentences, SENTENCES)
-        lines = [f"{i}\t{translator.translate(text, draw)}\t{text}\n" for i, text in enumerate(chosen)]
+        originals = draw.sample(sentences, SENTENCES)
+        lines = [f"{i}\t{translator.translate(text, draw)}\t{text}\n" for i, text in enumerate(originals)]
         part = target.with_suffix(".part")
         part.write_text("".join([f"id\t{language}\teng\n", *lines]), encoding="utf-8")
         part.replace(target)

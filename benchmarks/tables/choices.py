@@ -24,33 +24,35 @@ def choices_of(record: Record) -> str:
     values = {row["name"]: row["values"] for row in record["rows"]}
     rows = [
         [
-            each["use"],
-            titles[each["metric"]],
-            f"**{each['best']}**",
-            mean_of(values[each["best"]][each["metric"]]),
-            ", ".join(level(each, record)) or "none",
+            use["use"],
+            titles[use["metric"]],
+            f"**{use['best']}**",
+            mean_of(values[use["best"]][use["metric"]]),
+            ", ".join(level(use, record)) or "none",
         ]
-        for each in record["uses"]
+        for use in record["uses"]
     ]
     return table_of(["you want to", "score", "take", "its score", "level with it"], rows)
 
 
 def level(use: Record, record: Record) -> list[str]:
     """The rows that are not shown to be below the best one. Each may have the learning rate that suits it."""
-    return [each["worse"] for each in use["others"] if verdict({**each, "searched": []}, record).said != "holds"]
+    return [other["worse"] for other in use["others"] if verdict({**other, "searched": []}, record).outcome != "holds"]
 
 
 def advice_on(record: Record) -> list[str]:
     """What the table of choices comes to."""
     first = Counter(name for use in record["uses"] for name in (use["best"], *level(use, record)))
     most, uses = max(first.values()), len(record["uses"])
-    said = [
+    sentences = [
         f"`{row['name']}` is best, or level with the best, for {most} of {uses} uses."
         for row in record["rows"]
         if first[row["name"]] == most
     ]
-    said.append(f"{len(record['rows']) - len(first)} of {len(record['rows'])} rows are behind the best for every use.")
-    return [" ".join([*said, *speeds_of(record), *_sizes(record)])]
+    sentences.append(
+        f"{len(record['rows']) - len(first)} of {len(record['rows'])} rows are behind the best for every use."
+    )
+    return [" ".join([*sentences, *speeds_of(record), *_sizes(record)])]
 
 
 def _sizes(record: Record) -> list[str]:
@@ -62,7 +64,7 @@ def _sizes(record: Record) -> list[str]:
     if not by_size:
         return []
     least, most = (
-        f"{pick(by_size):,.1f}{unit} ({_named(by_size[pick(by_size)])})" for pick, unit in ((min, " MB"), (max, ""))
+        f"{pick(by_size):,.1f}{unit} ({_row_names(by_size[pick(by_size)])})" for pick, unit in ((min, " MB"), (max, ""))
     )
     return [f"From {least} to {most}."]
 
@@ -87,13 +89,13 @@ def speeds_of(record: Record) -> list[str]:
     noise = max(1 + SPEED_NOISE, *(max(speeds) / min(speeds) for speeds in alike.values()))
     groups: list[list[Record]] = []
     for row in sorted(rows, key=lambda row: min(row["logged"][SPEED])):
-        if groups and min(row["logged"][SPEED]) <= noise * max(max(one["logged"][SPEED]) for one in groups[-1]):
+        if groups and min(row["logged"][SPEED]) <= noise * max(max(member["logged"][SPEED]) for member in groups[-1]):
             groups[-1].append(row)
         else:
             groups.append([row])
-    said = [f"{_range(group)} ({_named([row['name'] for row in group])})" for group in groups]
+    parts = [f"{_range(group)} ({_row_names([row['name'] for row in group])})" for group in groups]
     return [
-        f"Sentences a second: {', then '.join(said)}.",
+        f"Sentences a second: {', then '.join(parts)}.",
         f"Measurements of one architecture may differ by a factor of {noise:.2f}, so a group has no order.",
     ]
 
@@ -103,6 +105,6 @@ def _range(group: Sequence[Record]) -> str:
     return " to ".join(dict.fromkeys(logged_of(SPEED, [end]) for end in ends))
 
 
-def _named(names: Sequence[str]) -> str:
+def _row_names(names: Sequence[str]) -> str:
     """A few rows by name, and more by their number."""
     return ", ".join(f"`{name}`" for name in names) if len(names) <= FEW else f"{len(names)} rows"

@@ -20,7 +20,7 @@ class CpuSeconds:
     def __init__(self, file: Path) -> None:
         self.file = file
         self._before = float(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else 0.0
-        self._own = psutil.Process()
+        self._process = psutil.Process()
         self._seen: dict[tuple[int, float], float] = {}
         self._start = 0.0
         self._ended = threading.Event()
@@ -48,7 +48,7 @@ class CpuSeconds:
             self._read()
 
     def _read(self) -> None:
-        for process in (self._own, *self._own.children(recursive=True)):
+        for process in (self._process, *self._process.children(recursive=True)):
             try:
                 times = process.cpu_times()
                 self._seen[process.pid, process.create_time()] = times.user + times.system

@@ -29,9 +29,9 @@ class Row:
     """Words of `--set`, for what is no searched setting. Rows with the same words share a sweep."""
     rate: float | None = None  # the learning rate, if it is what the row is about. None: the best of the table's.
 
-    def rates(self, searched: tuple[float, ...]) -> tuple[float, ...]:
+    def rates(self, table_rates: tuple[float, ...]) -> tuple[float, ...]:
         """The learning rates that are tried, of those that the table searches."""
-        return searched if self.rate is None else (self.rate,)
+        return table_rates if self.rate is None else (self.rate,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class Table:
 
     def groups(self) -> Iterator[tuple[Row, ...]]:
         """Rows that one sweep can hold."""
-        found: dict[tuple[str, ...], list[Row]] = {}
+        by_changes: dict[tuple[str, ...], list[Row]] = {}
         for row in self.rows:
-            found.setdefault(row.changes, []).append(row)
-        yield from map(tuple, found.values())
+            by_changes.setdefault(row.changes, []).append(row)
+        yield from map(tuple, by_changes.values())

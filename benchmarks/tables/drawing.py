@@ -15,7 +15,7 @@ def panels(picture: Path, count: int, height: float) -> Iterator[tuple[Any, list
     matplotlib.rcParams.update({"svg.hashsalt": "table", "font.size": 9, "svg.fonttype": "none"})
     from matplotlib import pyplot
 
-    figure, found = pyplot.subplots(1, count, figsize=(7, height), layout="constrained", squeeze=False)
-    yield figure, list(found[0])
+    figure, axes = pyplot.subplots(1, count, figsize=(7, height), layout="constrained", squeeze=False)
+    yield figure, list(axes[0])
     figure.savefig(picture, metadata={"Date": None})
     pyplot.close(figure)

@@ -10,27 +10,27 @@ TATOEBA = {768: "83.7", 512: "83.7", 384: "83.7", 256: "83.6", 128: "83.1", 64: 
 UN = {768: "89.6", 512: "88.8", 384: "88.8", 256: "88.7", 128: "87.7", 64: "86.0", 32: "77.9"}
 
 
-def named(dim: int) -> str:
+def row_name(dim: int) -> str:
     """The row of so many dimensions."""
     return START if dim == 768 else f"{dim} dimensions"
 
 
 def claims(more: int, fewer: int) -> tuple[Claim, Claim]:
     """What the paper prints of two numbers of dimensions; scores within 0.1 are level."""
-    found = []
+    orderings = []
     ours = "extended by us to French and Russian"
-    for metric, printed, name, extended in ((FEW, TATOEBA, "Tatoeba", ours), (MANY, UN, "UN", f"{ours}, of news")):
-        level = abs(float(printed[more]) - float(printed[fewer])) < 0.15
-        found.append(
+    for metric, figures, name, extended in ((FEW, TATOEBA, "Tatoeba", ours), (MANY, UN, "UN", f"{ours}, of news")):
+        level = abs(float(figures[more]) - float(figures[fewer])) < 0.15
+        orderings.append(
             Claim(
-                better=named(more),
-                worse=named(fewer),
+                better=row_name(more),
+                worse=row_name(fewer),
                 metrics=(metric,),
                 kind="level" if level else "above",
-                paper=f"table 6, mean: {name} {printed[more]} against {printed[fewer]}; {extended}",
+                paper=f"table 6, mean: {name} {figures[more]} against {figures[fewer]}; {extended}",
             )
         )
-    return found[0], found[1]
+    return orderings[0], orderings[1]
 
 
 MAO_DIMS = Table(
@@ -45,7 +45,7 @@ MAO_DIMS = Table(
     before=("search_spaces/reproduce/mao_dims_start.yaml",),
     start_name="768, the frozen encoder",
     from_scratch=False,
-    rows=tuple(Row(name=named(dim), settings={"dim": dim}) for dim in DIMS),
+    rows=tuple(Row(name=row_name(dim), settings={"dim": dim}) for dim in DIMS),
     columns=(Column(metric=FEW, title="Tatoeba, 1,000"), Column(metric=MANY, title="news, 10,000")),
     claims=(
         *claims(768, 512),
@@ -60,7 +60,7 @@ LONGER = 4  # how many times as many pairs the experiment's rows see
 
 def longer(dim: int) -> Row:
     """The layer of so many dimensions, trained for longer."""
-    return Row(name=f"{named(dim)}, longer", settings={"dim": dim}, changes=(f"training.pairs={60_000 * LONGER}",))
+    return Row(name=f"{row_name(dim)}, longer", settings={"dim": dim}, changes=(f"training.pairs={60_000 * LONGER}",))
 
 
 MAO_DIMS_LONGER = Table(
@@ -73,10 +73,12 @@ MAO_DIMS_LONGER = Table(
     before=MAO_DIMS.before,
     start_name=MAO_DIMS.start_name,
     from_scratch=False,
-    rows=(Row(name=named(512), settings={"dim": 512}), longer(512), longer(384), longer(256)),
+    rows=(Row(name=row_name(512), settings={"dim": 512}), longer(512), longer(384), longer(256)),
     columns=MAO_DIMS.columns,
     claims=(
-        Claim(better=longer(512).name, worse=named(512), metrics=(FEW, MANY), paper="the layer is trained too briefly"),
+        Claim(
+            better=longer(512).name, worse=row_name(512), metrics=(FEW, MANY), paper="the layer is trained too briefly"
+        ),
         Claim(better=START, worse=longer(512).name, metrics=(FEW,), kind="level", paper="the start is level then"),
         Claim(
             better=longer(384).name, worse=longer(256).name, metrics=(MANY,), kind="level", paper="they are level then"

@@ -24,8 +24,8 @@ def shape(layers: int, width: int) -> Row:
 def claim(better: str, worse: str) -> Claim:
     """The order of two shapes, as the paper prints it of two larger ones."""
     shapes, tatoeba, un = zip(PRINTED[better], PRINTED[worse], strict=True)
-    printed = f"Tatoeba {tatoeba[0]} against {tatoeba[1]}, UN {un[0]} against {un[1]}"
-    words = f"table 7, means of {shapes[0]} and {shapes[1]}: {printed}"
+    figures = f"Tatoeba {tatoeba[0]} against {tatoeba[1]}, UN {un[0]} against {un[1]}"
+    words = f"table 7, means of {shapes[0]} and {shapes[1]}: {figures}"
     ours = "extended by us to small shapes, French and Russian, and news"
     return Claim(better=better, worse=worse, metrics=BOTH, paper=f"{words}; {ours}")
 

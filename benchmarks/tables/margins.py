@@ -14,7 +14,7 @@ SCORES = (EVERYDAY, LONG, ENGLISH, OTHER)
 WORDS, LEVEL = "search_spaces/encoder.yaml has a margin", "whether .15 or .5 would do as well"
 
 
-def named(margin: float) -> str:
+def row_name(margin: float) -> str:
     """The row of this margin."""
     return f"margin {margin:g}"
 
@@ -30,7 +30,7 @@ MARGINS_TABLE = Table(
     "counted and not timed, and each row has the same.",
     sweep="search_spaces/reproduce/which_method.yaml",
     rows=tuple(
-        Row(name=named(margin), settings={"settings.lealla.margin": margin}, changes=LOSSES) for margin in MARGINS
+        Row(name=row_name(margin), settings={"settings.lealla.margin": margin}, changes=LOSSES) for margin in MARGINS
     ),
     columns=(
         Column(metric=EVERYDAY, title="Tatoeba"),
@@ -40,9 +40,9 @@ MARGINS_TABLE = Table(
     ),
     logged={PAIRS: "pairs"},
     claims=(
-        Claim(better=named(0.3), worse=named(0.0), metrics=SCORES, paper=WORDS),
+        Claim(better=row_name(0.3), worse=row_name(0.0), metrics=SCORES, paper=WORDS),
         *(
-            Claim(better=named(0.3), worse=named(other), metrics=SCORES, kind="level", paper=LEVEL)
+            Claim(better=row_name(0.3), worse=row_name(other), metrics=SCORES, kind="level", paper=LEVEL)
             for other in (0.15, 0.5)
         ),
     ),

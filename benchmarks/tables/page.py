@@ -111,9 +111,9 @@ def index(records: Iterable[Record]) -> str:
     """The page that names all tables."""
     rows = []
     for record in records:
-        said = Counter(verdict(claim, record).said for claim in record["claims"])
+        verdicts = Counter(verdict(claim, record).outcome for claim in record["claims"])
         hours = f"{record['run']['cpu_seconds'] / 3600:.2f}"
-        counts = [said[name] for name in ("holds", "fails", "undecided")]
+        counts = [verdicts[name] for name in ("holds", "fails", "undecided")]
         rows.append([f"[{record['title']}]({record['name']}.md)", *counts, hours])
     return f"{INDEX}\n\n{table_of(['table', 'holds', 'fails', 'undecided', 'CPU hours'], rows)}\n\n{CARE}\n"
 
@@ -130,14 +130,14 @@ def write(record: Record, root: Path = ROOT) -> Path:
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     write_whole(root / RECORDS / f"{record['name']}.json", text.encode())
     records = read_records(root)
-    for kept in records:
-        if "heat_map" in kept:
-            draw(kept["heat_map"], root / PAGES / f"{kept['name']}.svg")
-        elif "distribution" in kept:
-            draw_spread(kept["distribution"], root / PAGES / f"{kept['name']}.svg")
-        elif dims_of(kept):
-            draw_curve(kept, root / PAGES / f"{kept['name']}.svg")
-        write_whole(root / PAGES / f"{kept['name']}.md", page(kept, records).encode())
+    for entry in records:
+        if "heat_map" in entry:
+            draw(entry["heat_map"], root / PAGES / f"{entry['name']}.svg")
+        elif "distribution" in entry:
+            draw_spread(entry["distribution"], root / PAGES / f"{entry['name']}.svg")
+        elif dims_of(entry):
+            draw_curve(entry, root / PAGES / f"{entry['name']}.svg")
+        write_whole(root / PAGES / f"{entry['name']}.md", page(entry, records).encode())
     write_whole(root / PAGES / "index.md", index(records).encode())
     return root / PAGES / f"{record['name']}.md"
 
@@ -165,8 +165,8 @@ def _curve(record: Record) -> list[str]:
     scores = " and ".join(column["title"] for column in record["columns"])
     words = f"scores by dimension, {scores}"
     start = f" A dotted line is the score of *{record['start_name']}*." if "start_name" in record else ""
-    shown = f"The picture shows the {words}. Bars are standard deviations over seeds.{start}"
-    return [f"![{words}]({record['name']}.svg)", shown]
+    caption = f"The picture shows the {words}. Bars are standard deviations over seeds.{start}"
+    return [f"![{words}]({record['name']}.svg)", caption]
 
 
 def _failures(record: Record, others: Mapping[str, Record]) -> list[str]:
@@ -174,11 +174,11 @@ def _failures(record: Record, others: Mapping[str, Record]) -> list[str]:
     titles = {column["metric"]: column["title"] for column in record["columns"]}
     orders: dict[tuple[str, str], list[str]] = {}
     for claim in record["claims"] if record["budget"] else ():
-        if verdict(claim, record).said == "fails":
+        if verdict(claim, record).outcome == "fails":
             reason = reason_of(record["name"], claim["better"], claim["worse"])
             why = (reason.suspected if reason else "nothing yet", _answer(reason, others))
             orders.setdefault(why, []).append(f"{order_of(claim, record)}, {titles[claim['metric']]}")
-    rows = [["; ".join(found), *why] for why, found in orders.items()]
+    rows = [["; ".join(lines), *why] for why, lines in orders.items()]
     return [FAILED, table_of(["orders", "suspected", "what an experiment says"], rows)] if rows else []
 
 
@@ -195,23 +195,23 @@ def _answer(reason: Reason | None, others: Mapping[str, Record]) -> str:
     if record is None or not claims:
         return f"not run yet: `make table TABLE={reason.experiment}`"
     titles = {column["metric"]: column["title"] for column in record["columns"]}
-    said = [
+    parts = [
         f"{order_of(claim, record)}, {titles[claim['metric']]}: {over_seeds(claim['differences'])[0]:+.4f}, "
-        f"**{verdict(claim, record).said}**"
+        f"**{verdict(claim, record).outcome}**"
         for claim in claims
     ]
-    stands = _standing(verdict(claim, record).said for claim in claims)
-    return f"{stands}: [{record['title']}]({record['name']}.md). {'; '.join(said)}"
+    stands = _standing(verdict(claim, record).outcome for claim in claims)
+    return f"{stands}: [{record['title']}]({record['name']}.md). {'; '.join(parts)}"
 
 
-def _standing(said: Iterable[str]) -> str:
+def _standing(verdicts: Iterable[str]) -> str:
     """What an experiment's verdicts come to. The suspicion foretells each of its orders."""
-    found = set(said)
-    if found == {"holds"}:
+    kinds = set(verdicts)
+    if kinds == {"holds"}:
         return "It is so"
-    if "holds" in found:
+    if "holds" in kinds:
         return "It is so in part"
-    return "It is not so" if "fails" in found else "No answer"
+    return "It is not so" if "fails" in kinds else "No answer"
 
 
 def _scores(record: Record) -> str:
@@ -238,7 +238,7 @@ def _orderings(record: Record) -> str:
     for claim in record["claims"]:
         mean, low, high = over_seeds(claim["differences"])
         reach = NORMAL * (claim["sentence_error"] or 0.0)
-        found = verdict(claim, record)
+        result = verdict(claim, record)
         rows.append(
             [
                 order_of(claim, record),
@@ -247,8 +247,8 @@ def _orderings(record: Record) -> str:
                 f"{mean:+.4f}",
                 f"{low:+.4f} to {high:+.4f}",
                 f"{mean - reach:+.4f} to {mean + reach:+.4f}",
-                f"**{found.said}**",
-                found.why,
+                f"**{result.outcome}**",
+                result.why,
             ]
         )
     source = "the paper" if record["budget"] else "who says so"
@@ -259,7 +259,7 @@ def _orderings(record: Record) -> str:
 def _run(record: Record) -> str:
     run = record["run"]
     rates = sorted({rate for row in record["rows"] for rate in row["searched"]}, key=float)
-    searched = [
+    rows = [
         [row["name"], *(_score(row["searched"][rate]) if rate in row["searched"] else "" for rate in rates)]
         for row in record["rows"]
     ]
@@ -278,7 +278,7 @@ def _run(record: Record) -> str:
     parts = [
         table_of(["what", "value"], facts),
         f"Learning rates on dev, by `{run['objective']}`:",
-        table_of(["row", *rates], searched),
+        table_of(["row", *rates], rows),
         *([edge] if _searches(record) else []),
     ]
     return "\n\n".join(parts)

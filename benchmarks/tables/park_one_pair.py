@@ -52,7 +52,7 @@ COMPARED = (
 """Rows whose order is asked for, whichever is above in the paper."""
 
 
-def named(loss: str, language: str) -> str:
+def row_name(loss: str, language: str) -> str:
     """The row of this loss on this pair."""
     return loss if loss == UNTRAINED else f"{PAIRS[language]}, {loss}"
 
@@ -60,13 +60,17 @@ def named(loss: str, language: str) -> str:
 def claims(language: str) -> list[Claim]:
     """The printed order of each two that are compared, in each score."""
     metrics = (f"test/tatoeba/{language}-eng/accuracy", ENGLISH, f"test/sts_other/{language}/spearman")
-    found = []
-    for one, other in COMPARED:
-        place = "table 4" if {PRIORITY, AVERAGE} & {one, other} else "table 2"
-        for metric, *figures in zip(metrics, PRINTED[language][one], PRINTED[language][other], strict=True):
-            (high, above), (low, below) = sorted(zip(figures, (one, other), strict=True), reverse=True)
-            found += orders(named(above, language), named(below, language), {metric: f"{place}: {high} against {low}"})
-    return found
+    orderings = []
+    for first_loss, second_loss in COMPARED:
+        place = "table 4" if {PRIORITY, AVERAGE} & {first_loss, second_loss} else "table 2"
+        for metric, *figures in zip(
+            metrics, PRINTED[language][first_loss], PRINTED[language][second_loss], strict=True
+        ):
+            (high, above), (low, below) = sorted(zip(figures, (first_loss, second_loss), strict=True), reverse=True)
+            orderings += orders(
+                row_name(above, language), row_name(below, language), {metric: f"{place}: {high} against {low}"}
+            )
+    return orderings
 
 
 PARK_ONE_PAIR = Table(
@@ -82,7 +86,7 @@ PARK_ONE_PAIR = Table(
     start="models:/park_start@champion",
     from_scratch=False,
     rows=tuple(
-        Row(name=named(loss.name, language), settings=loss.settings, when=loss.when, changes=ONE_PAIR[language])
+        Row(name=row_name(loss.name, language), settings=loss.settings, when=loss.when, changes=ONE_PAIR[language])
         for language in PAIRS
         for loss in LOSSES
     ),

@@ -34,10 +34,10 @@ LABELS: dict[str, dict[str, Scalar]] = {
 }
 
 
-def joining(name: str, chosen: Callable[[dict[str, Any]], object]) -> Row:
+def joining(name: str, is_joined: Callable[[dict[str, Any]], object]) -> Row:
     """A row of priority labels that also learns from the joined texts that are chosen."""
     sources = yaml.safe_load(find_file(SWEEP).read_text(encoding="utf-8"))["data"]["train"]
-    places = [place for place, source in enumerate(sources) if source.get("format") == "pivot" and chosen(source)]
+    places = [place for place, source in enumerate(sources) if source.get("format") == "pivot" and is_joined(source)]
     return Row(
         name=name,
         settings=LABELS["priority"] | {"temperature": FIVE_MATCHED},
@@ -52,10 +52,10 @@ def with_pairs(name: str, *languages: str) -> Row:
 
 def labelled(row: Row, labels: str) -> Row:
     """The same text with other labels."""
-    return replace(row, name=named(row.name, labels), settings=row.settings | LABELS[labels])
+    return replace(row, name=row_name(row.name, labels), settings=row.settings | LABELS[labels])
 
 
-def named(texts: str, labels: str = "priority") -> str:
+def row_name(texts: str, labels: str = "priority") -> str:
     """The row of these texts and labels."""
     return texts if labels == "priority" else f"{texts}, {labels}"
 
@@ -114,19 +114,19 @@ PARK_PAIRS = Table(
         *orders(
             ALL, WITH_ENGLISH, {BITEXT: "table 5: 0.952 against 0.942", FLORES: "table 5: xSIM error 0.04 against 0.05"}
         ),
-        *orders(named(ALL, "average"), named(WITH_ENGLISH, "average"), {BITEXT: "table 5: 0.950 against 0.948"}),
+        *orders(row_name(ALL, "average"), row_name(WITH_ENGLISH, "average"), {BITEXT: "table 5: 0.950 against 0.948"}),
         *orders(
-            named(WITH_ENGLISH, "priority + TCM"),
-            named(ALL, "priority + TCM"),
+            row_name(WITH_ENGLISH, "priority + TCM"),
+            row_name(ALL, "priority + TCM"),
             {BITEXT: "table 5: 0.949 against 0.948", FLORES: "table 5: xSIM error 0.02 against 0.04"},
         ),
         *orders(
-            named(WITH_ENGLISH, "average"),
+            row_name(WITH_ENGLISH, "average"),
             WITH_ENGLISH,
             {BITEXT: "table 5: 0.948 against 0.942", FLORES: "table 5: xSIM error 0.04 against 0.05"},
         ),
         *orders(
-            named(WITH_ENGLISH, "priority + TCM"),
+            row_name(WITH_ENGLISH, "priority + TCM"),
             WITH_ENGLISH,
             {BITEXT: "table 5: 0.949 against 0.942", FLORES: "table 5: xSIM error 0.02 against 0.05"},
         ),
@@ -141,7 +141,7 @@ PARK_PAIRS = Table(
             },
         ),
         *orders(
-            named(WITH_ENGLISH, "priority + TCM"),
+            row_name(WITH_ENGLISH, "priority + TCM"),
             WITH_ENGLISH,
             {
                 ENGLISH: "table 10: 0.782 against 0.764",
@@ -150,8 +150,8 @@ PARK_PAIRS = Table(
                 RUSSIAN: "table 10: 0.624 against 0.589",
             },
         ),
-        *orders(ALL, named(ALL, "average"), {BITEXT: "table 5: 0.952 against 0.950"}),
-        *orders(ALL, named(ALL, "priority + TCM"), {BITEXT: "table 5: 0.952 against 0.948"}),
+        *orders(ALL, row_name(ALL, "average"), {BITEXT: "table 5: 0.952 against 0.950"}),
+        *orders(ALL, row_name(ALL, "priority + TCM"), {BITEXT: "table 5: 0.952 against 0.948"}),
     ),
     rates=(1e-4, 3e-4, 1e-3),
 )

@@ -26,17 +26,20 @@ Scores = Mapping[str, Sequence[Scored]]  # row -> its seeds' scores
 def run(table: Table, cluster: str | None = None) -> Record:
     """Trains and scores what is not there yet, and returns the table's record."""
     place = read_cluster(cluster)
-    kept = place.folder / "tables" / f"{table.name}_cpu_seconds.json"
-    with CpuSeconds(kept) as cpu, connected(place):  # one Ray for all sweeps
+    cpu_file = place.folder / "tables" / f"{table.name}_cpu_seconds.json"
+    with CpuSeconds(cpu_file) as cpu, connected(place):  # one Ray for all sweeps
         make_text(table, cluster)
         starts = promote_starts(table, cluster)
         rows = train_rows(table, cluster)
         names = [[f"{row.sweep}/{trial}" for trial in row.trials] for row in rows]
         sealed = SealedSets(names[0][0], place)
         single = {UNTRAINED: sealed.untrained, **({START: f"{starts[-1]}/t0000"} if table.start_name else {})}
-        scored = dict(sealed.score([*(name for some in names for name in some), *single.values()]))
-        scores = {row.row.name: [scored[name] for name in some] for row, some in zip(rows, names, strict=True)}
-        scores |= {row: [scored[name]] * len(table.seeds) for row, name in single.items()}
+        scores_by_name = dict(sealed.score([*(name for row_models in names for name in row_models), *single.values()]))
+        scores = {
+            row.row.name: [scores_by_name[name] for name in row_models]
+            for row, row_models in zip(rows, names, strict=True)
+        }
+        scores |= {row: [scores_by_name[name]] * len(table.seeds) for row, name in single.items()}
         return {
             "name": table.name,
             "title": table.title,
@@ -76,20 +79,25 @@ def _round(value: float) -> float:
     return round(value, DIGITS)
 
 
-def _row(table: Table, trained: Trained, scored: Sequence[Scored]) -> Record:
+def _row(table: Table, row: Trained, results: Sequence[Scored]) -> Record:
     return {
-        "name": trained.row.name,
-        "settings": trained.row.settings,
-        "changes": list(trained.row.changes),
-        "learning_rate": trained.rate,
-        "searched": {f"{rate:g}": value and _round(value) for rate, value in trained.searched.items()},
-        "sweep": trained.sweep,
-        "trials": list(trained.trials),
-        "values": {column.metric: [_round(one.scores[column.metric]) for one in scored] for column in table.columns},
+        "name": row.row.name,
+        "settings": row.row.settings,
+        "changes": list(row.row.changes),
+        "learning_rate": row.rate,
+        "searched": {f"{rate:g}": value and _round(value) for rate, value in row.searched.items()},
+        "sweep": row.sweep,
+        "trials": list(row.trials),
+        "values": {
+            column.metric: [_round(result.scores[column.metric]) for result in results] for column in table.columns
+        },
         "logged": {
             metric: [_round(value) for value in values]
             for metric in table.logged
-            if (values := trained.logged.get(metric) or [one.scores[metric] for one in scored if metric in one.scores])
+            if (
+                values := row.logged.get(metric)
+                or [result.scores[metric] for result in results if metric in result.scores]
+            )
         },
     }
 
@@ -97,18 +105,18 @@ def _row(table: Table, trained: Trained, scored: Sequence[Scored]) -> Record:
 def _distribution(table: Table, rows: Sequence[Trained], sealed: SealedSets) -> dict[str, list[float]]:
     """Percentiles of the first seed, by row."""
     first = {row.row.name: f"{row.sweep}/{row.trials[0]}" for row in rows}
-    found = {name: find_candidate(first[name], sealed.view.folder) for name in table.distribution}
-    return {name: percentiles_of(one.trial, one.prepared) for name, one in found.items()}
+    candidates = {name: find_candidate(first[name], sealed.view.folder) for name in table.distribution}
+    return {name: percentiles_of(candidate.trial, candidate.prepared) for name, candidate in candidates.items()}
 
 
 def _uses(table: Table, rows: Sequence[Trained], scores: Scores, sealed: SealedSets) -> list[Record]:
     """For each use the best row, and how far it is above each of the others."""
-    found = []
+    uses = []
     for metric, use in table.uses.items():
         names = [row.name for row in table.rows]
-        best = max(names, key=lambda name: statistics.fmean(one.scores[metric] for one in scores[name]))
+        best = max(names, key=lambda name: statistics.fmean(result.scores[metric] for result in scores[name]))
         others = [Claim(better=best, worse=name, metrics=(metric,), paper="") for name in names if name != best]
-        found.append(
+        uses.append(
             {
                 "metric": metric,
                 "use": use,
@@ -120,17 +128,17 @@ def _uses(table: Table, rows: Sequence[Trained], scores: Scores, sealed: SealedS
                 ],
             }
         )
-    return found
+    return uses
 
 
 def _claim(claim: Claim, metric: str, scores: Scores, sealed: SealedSets, from_scratch: bool) -> Record:
     better, worse = scores[claim.better], scores[claim.worse]
-    values = [[one.scores[metric] for one in row] for row in (better, worse)]
+    values = [[result.scores[metric] for result in row] for row in (better, worse)]
     error = sampling_error(metric, sealed.tasks, better, worse, claim.times)
     return {
         **{key: value for key, value in asdict(claim).items() if key != "metrics"},
         "metric": metric,
-        "values": [_round(statistics.fmean(each)) for each in values],
+        "values": [_round(statistics.fmean(means)) for means in values],
         "differences": [_round(a - claim.times * b) for a, b in zip(*values, strict=True)],
         "sentence_error": error and _round(error),
         "untrained": _round(scores[UNTRAINED][0].scores[metric]) if from_scratch else None,
@@ -150,8 +158,8 @@ def at_equal_rates(claim: Claim, metric: str, rows: Sequence[Trained]) -> list[f
         return []
     if better.objective.rpartition("/")[2] != metric.rpartition("/")[2]:
         return []
-    both = [(better.searched.get(rate), worse.searched.get(rate)) for rate in (better.rate, worse.rate)]
-    return [_round(a - claim.times * b) for a, b in both if a is not None and b is not None]
+    at_rates = [(better.searched.get(rate), worse.searched.get(rate)) for rate in (better.rate, worse.rate)]
+    return [_round(a - claim.times * b) for a, b in at_rates if a is not None and b is not None]
 
 
 def _facts(table: Table, rows: Sequence[Trained], starts: Sequence[str], sealed: SealedSets) -> Record:

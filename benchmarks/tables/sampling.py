@@ -48,13 +48,13 @@ def sampling_error(
     """The standard error of `better` minus `times` the `worse` row; each holds its seeds' scores.
 
     None if the outcomes of single sentences are not known."""
-    own, kind = subsets_of(metric, tasks), metric.rpartition("/")[2]
+    subset_tasks, kind = subsets_of(metric, tasks), metric.rpartition("/")[2]
     way = next((way for way in WAYS if kind.endswith(f"_{way}")), None)
     of = kind.removesuffix(f"_{way}") if way else kind
-    if not all(cell_name(task, "test", of) in one.outcomes for task in own for one in (*better, *worse)):
+    if not all(cell_name(task, "test", of) in scored.outcomes for task in subset_tasks for scored in (*better, *worse)):
         return None
     sides = ((1.0, better), (-times, worse))
-    return _of_shares(own, sides, of, way) if of in SHARES else _of_correlations(own, sides)
+    return _of_shares(subset_tasks, sides, of, way) if of in SHARES else _of_correlations(subset_tasks, sides)
 
 
 Sides = Sequence[tuple[float, Sequence[Scored]]]
@@ -65,8 +65,8 @@ def _of_shares(tasks: Sequence[TextTask], sides: Sides, of: str, way: str | None
     by_length: dict[int, list[NDArray[np.float64]]] = {}
     for task in tasks:
         name = cell_name(task, "test", of)
-        found = [(by / len(side), one.outcomes[name]) for by, side in sides for one in side]
-        rows = [by * np.mean([outcomes[way]] if way else list(outcomes.values()), axis=0) for by, outcomes in found]
+        parts = [(by / len(side), scored.outcomes[name]) for by, side in sides for scored in side]
+        rows = [by * np.mean([outcomes[way]] if way else list(outcomes.values()), axis=0) for by, outcomes in parts]
         by_length.setdefault(len(task.left), []).append(np.sum(rows, axis=0))
     sums = [np.sum(rows, axis=0) for rows in by_length.values()]
     return math.sqrt(sum(rows.var(ddof=1) / len(rows) for rows in sums)) / len(tasks)
@@ -74,19 +74,19 @@ def _of_shares(tasks: Sequence[TextTask], sides: Sides, of: str, way: str | None
 
 def _of_correlations(tasks: Sequence[TextTask], sides: Sides) -> float:
     parts = [(len(task.left), _difference(task, sides)) for task in tasks]
-    found = paired_bootstrap(parts, confidence=ONE_ERROR, resamples=RESAMPLES)[-1]
-    return (found.high - found.low) / 2
+    interval = paired_bootstrap(parts, confidence=ONE_ERROR, resamples=RESAMPLES)[-1]
+    return (interval.high - interval.low) / 2
 
 
 def _difference(task: TextTask, sides: Sides) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
-    parts = [(by / len(side), _statistic(task, one)) for by, side in sides for one in side]
+    parts = [(by / len(side), _statistic(task, scored)) for by, side in sides for scored in side]
     return lambda counts: np.sum([by * statistic(counts) for by, statistic in parts], axis=0)
 
 
-def _statistic(task: TextTask, one: Scored) -> Statistic:
+def _statistic(task: TextTask, scored: Scored) -> Statistic:
     if task.kind == "clustering":
-        return ari_of(task.labels, one.outcomes[cluster_cell(task)])
-    return spearman_of(task.scores, one.outcomes[cell_name(task, "test")]["cosine"])
+        return ari_of(task.labels, scored.outcomes[cluster_cell(task)])
+    return spearman_of(task.scores, scored.outcomes[cell_name(task, "test")]["cosine"])
 
 
 def cluster_cell(task: TextTask) -> str:
@@ -98,15 +98,15 @@ def cluster_outcomes(folder: str, tasks: Sequence[TextTask]) -> Outcomes:
     """Cell -> seed of k-means -> the cluster of every sentence, by the model of this folder."""
     clustered = [task for task in tasks if task.kind == "clustering"]
     encode = encoder_of(folder) if clustered else None
-    found: Outcomes = {}
+    outcomes: Outcomes = {}
     for task in clustered:
         assert encode is not None
         languages = [*task.left_languages] * (len(task.left) // len(task.left_languages))
         rows = np.asarray(encode(list(task.left), languages), np.float64)
         rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
         topics = len(set(task.labels))
-        found[cluster_cell(task)] = {str(seed): kmeans(rows, topics, seed=seed).tolist() for seed in SEEDS}
-    return found
+        outcomes[cluster_cell(task)] = {str(seed): kmeans(rows, topics, seed=seed).tolist() for seed in SEEDS}
+    return outcomes
 
 
 def ari_of(labels: Sequence[str], clusters: Mapping[str, Sequence[float]]) -> Statistic:
@@ -114,7 +114,7 @@ def ari_of(labels: Sequence[str], clusters: Mapping[str, Sequence[float]]) -> St
 
     Two copies of a drawn sentence are no pair, as they share their cluster in any case."""
     truth = _places(labels)
-    statistics = [_index(truth, _places(some)) for some in clusters.values()]
+    statistics = [_index(truth, _places(clustering)) for clustering in clusters.values()]
     return lambda counts: np.mean([statistic(counts) for statistic in statistics], axis=0)
 
 
@@ -124,8 +124,8 @@ def _places(names: Sequence[object]) -> NDArray[np.float64]:
     return np.eye(int(group.max()) + 1)[group]
 
 
-def _index(truth: NDArray[np.float64], found: NDArray[np.float64]) -> Statistic:
-    both = np.einsum("ia,ib->iab", truth, found).reshape(len(truth), -1)
+def _index(truth: NDArray[np.float64], clusters: NDArray[np.float64]) -> Statistic:
+    joint = np.einsum("ia,ib->iab", truth, clusters).reshape(len(truth), -1)
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         def pairs(groups: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -133,10 +133,10 @@ def _index(truth: NDArray[np.float64], found: NDArray[np.float64]) -> Statistic:
             sums: NDArray[np.float64] = ((counts @ groups) ** 2 - counts**2 @ groups).sum(axis=1) / 2
             return sums
 
-        together, a, b = pairs(both), pairs(truth), pairs(found)
-        expected = a * b / pairs(np.ones((len(truth), 1)))
+        together, a, b = pairs(joint), pairs(truth), pairs(clusters)
+        chance_level = a * b / pairs(np.ones((len(truth), 1)))
         with np.errstate(invalid="ignore", divide="ignore"):
-            index: NDArray[np.float64] = (together - expected) / ((a + b) / 2 - expected)
+            index: NDArray[np.float64] = (together - chance_level) / ((a + b) / 2 - chance_level)
         return index
 
     return statistic

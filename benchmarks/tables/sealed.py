@@ -44,16 +44,16 @@ class SealedSets:
 
     def score(self, trials: Sequence[str]) -> Iterator[tuple[str, Scored]]:
         """Each of these trials, and `untrained`, in their order."""
-        left = [name for name in trials if not self._kept(name).exists()]
+        left = [name for name in trials if not self._score_file(name).exists()]
         with FreshScorer() as rescore:
-            for some in [left] if self.target and left else [[name] for name in left]:
-                for name, found in self._open(some, rescore).items():
-                    self._kept(name).parent.mkdir(parents=True, exist_ok=True)
-                    write_json(self._kept(name), plain(found))
+            for batch in [left] if self.target and left else [[name] for name in left]:
+                for name, scored in self._open(batch, rescore).items():
+                    self._score_file(name).parent.mkdir(parents=True, exist_ok=True)
+                    write_json(self._score_file(name), plain(scored))
         for name in trials:
-            yield name, Scored(**json.loads(self._kept(name).read_text(encoding="utf-8")))
+            yield name, Scored(**json.loads(self._score_file(name).read_text(encoding="utf-8")))
 
-    def _kept(self, name: str) -> Path:
+    def _score_file(self, name: str) -> Path:
         return self.view.folder / "tables" / f"{name}.json"
 
     def items(self, metric: str) -> int:
@@ -66,10 +66,10 @@ class SealedSets:
             folders = {name: str(models.enter_context(self._model(name))) for name in names}
             for name, folder in folders.items():
                 record_opening(self.view.folder, name, folder, self.rows)
-            found = rescore.scored(folders, self.tasks, "test", target=self.target)
+            scored = rescore.scored(folders, self.tasks, "test", target=self.target)
             sizes = {name: {MEGABYTES: megabytes(Path(folder))} for name, folder in folders.items()}
             clusters = {name: cluster_outcomes(folder, self.tasks) for name, folder in folders.items()}
-        return {name: Scored(scores | sizes[name], items | clusters[name]) for name, (scores, items) in found.items()}
+        return {name: Scored(scores | sizes[name], items | clusters[name]) for name, (scores, items) in scored.items()}
 
     @contextmanager
     def _model(self, name: str) -> Iterator[Path]:

@@ -32,7 +32,7 @@ Curves = Mapping[str, list[float]]  # row -> its percentiles
 
 def target_similarities(trial: Trial, prepared: Prepared) -> NDArray[np.float32]:
     """Of each sentence that a trial of `laser3_co` saw, the mean cosine of its teacher vector and the queue's."""
-    found = []
+    similarities = []
     context = trial_context(trial.method, trial.config)
     reader = make_reader(trial, prepared, torch.device("cpu"), context)
     schedule = make_schedule(trial, prepared, reader, context.needs)
@@ -42,9 +42,9 @@ def target_similarities(trial: Trial, prepared: Prepared) -> NDArray[np.float32]
     for step in range(len(schedule)):
         anchors = np.asarray(reader.pairs[schedule.rows(step), 0], dtype=np.int64)
         vectors = normalize(reader.vectors(anchors), dim=1)
-        found.append((vectors @ queue.candidates()[0].mean(0)).numpy())
+        similarities.append((vectors @ queue.candidates()[0].mean(0)).numpy())
         queue.push(vectors, torch.from_numpy(anchors))
-    return np.concatenate(found)
+    return np.concatenate(similarities)
 
 
 def percentiles_of(trial: Trial, prepared: Prepared) -> list[float]:

@@ -88,21 +88,21 @@ def search_points(rows: Sequence[Row], rates: Mapping[str, Sequence[float]]) -> 
     return [{**row.settings, RATE: rate, "seed": SEARCH_SEED} for row in rows for rate in rates[row.name]]
 
 
-def next_rate(searched: Mapping[float, float | None], sign: int) -> list[float]:
+def next_rate(scores: Mapping[float, float | None], sign: int) -> list[float]:
     """The rate beyond the best one, by the same factor, if the best is the least or the largest; else none.
 
     `sign` is 1 if a larger score is better, and -1 otherwise."""
-    tried = sorted(searched)
-    best = best_rate(searched, sign)
-    if len(tried) < 2 or tried[0] < best < tried[-1]:
+    rates = sorted(scores)
+    best = best_rate(scores, sign)
+    if len(rates) < 2 or rates[0] < best < rates[-1]:
         return []
-    beside = tried[1] if best == tried[0] else tried[-2]
+    beside = rates[1] if best == rates[0] else rates[-2]
     return [float(f"{best * best / beside:.1g}")]
 
 
-def best_rate(searched: Mapping[float, float | None], sign: int) -> float:
+def best_rate(scores: Mapping[float, float | None], sign: int) -> float:
     """The rate whose score is best."""
-    return max((sign * score, rate) for rate, score in searched.items() if score is not None)[1]
+    return max((sign * score, rate) for rate, score in scores.items() if score is not None)[1]
 
 
 def seed_points(table: Table, rows: Sequence[Row], rates: Mapping[str, float]) -> Points:
@@ -112,13 +112,13 @@ def seed_points(table: Table, rows: Sequence[Row], rates: Mapping[str, float]) -
 
 def planned(table: Table) -> list[tuple[str, list[str]]]:
     """The sweep file and the words of `--set` of each sweep, as if the first rate were chosen for every row."""
-    found = []
+    sweeps = []
     for group, rows in enumerate(table.groups()):
         rates = {row.name: row.rates(table.rates) for row in rows}
-        first = {name: some[0] for name, some in rates.items()}
+        first = {name: row_rates[0] for name, row_rates in rates.items()}
         for kind, points in (("rates", search_points(rows, rates)), ("seeds", seed_points(table, rows, first))):
-            found.append((table.sweep, assignments(table, group, rows, points, kind)))
-    return found
+            sweeps.append((table.sweep, assignments(table, group, rows, points, kind)))
+    return sweeps
 
 
 def read_planned(file: str, words: Sequence[str], cluster: str | None) -> Sweep:
@@ -145,43 +145,43 @@ def promote_starts(table: Table, cluster: str | None) -> list[str]:
     place, ids = read_cluster(cluster), []
     for file in table.before:
         name = read_planned(file, (), cluster).name
-        done = bt.submit(file, cluster=cluster)
-        ids.append(done.id)
+        result = bt.submit(file, cluster=cluster)
+        ids.append(result.id)
         if champion_of(place.mlflow, name, "champion") is None:
-            decision = promote(done.id, place)
+            decision = promote(result.id, place)
             if decision.registered is None:
-                raise SweepError(f"{done.id} was not promoted: {'; '.join(decision.reasons)}")
+                raise SweepError(f"{result.id} was not promoted: {'; '.join(decision.reasons)}")
     return ids
 
 
 def train_rows(table: Table, cluster: str | None) -> list[Trained]:
     """Runs what is not finished; the rows in their order."""
     place = read_cluster(cluster).folder / "sweeps"
-    found: dict[str, Trained] = {}
+    by_name: dict[str, Trained] = {}
     for group, rows in enumerate(table.groups()):
         objective = sweep_of(table, cluster).objectives[0]
         sign = 1 if objective.goal == "maximize" else -1
         scores, searches = _search(table, group, rows, objective.metric, sign, cluster)
-        rates = {name: best_rate(searched, sign) for name, searched in scores.items()}
+        rates = {name: best_rate(row_scores, sign) for name, row_scores in scores.items()}
         points = seed_points(table, rows, rates)
         sweep, seeds = _submitted(table, assignments(table, group, rows, points, "seeds"), cluster)
         for row in rows:
-            own = [_trial(seeds, {**row.settings, "seed": seed}) for seed in table.seeds]
-            if failed := [name for name in own if seeds.loc[name, "state"] != "finished"]:
+            trials = [_trial(seeds, {**row.settings, "seed": seed}) for seed in table.seeds]
+            if failed := [name for name in trials if seeds.loc[name, "state"] != "finished"]:
                 raise SweepError(
                     f"{sweep}: {', '.join(failed)} of row {row.name!r} did not finish; `babeltune trial` says why"
                 )
-            found[row.name] = Trained(
+            by_name[row.name] = Trained(
                 row=row,
                 rate=rates[row.name],
                 objective=objective.metric,
                 searched=scores[row.name],
                 searches=tuple(searches),
                 sweep=sweep,
-                trials=tuple(own),
-                logged=_logged(table, place / sweep, own),
+                trials=tuple(trials),
+                logged=_logged(table, place / sweep, trials),
             )
-    return [found[row.name] for row in table.rows]
+    return [by_name[row.name] for row in table.rows]
 
 
 def _search(
@@ -190,45 +190,47 @@ def _search(
     """Row -> learning rate -> the objective, and the ids of the sweeps that found it.
 
     A row whose best rate is at an edge is searched beyond it, `FURTHER` times at most."""
-    found: dict[str, dict[float, float | None]] = {row.name: {} for row in rows}
+    scores: dict[str, dict[float, float | None]] = {row.name: {} for row in rows}
     left: dict[str, Sequence[float]] = {row.name: row.rates(table.rates) for row in rows}
     searches: list[str] = []
     for more in range(1 + FURTHER):
-        some = [row for row in rows if left[row.name]]
-        if not some:
+        open_rows = [row for row in rows if left[row.name]]
+        if not open_rows:
             break
         kind = f"rates_{more}" if more else "rates"
-        sweep, runs = _submitted(table, assignments(table, group, some, search_points(some, left), kind), cluster)
+        sweep, runs = _submitted(
+            table, assignments(table, group, open_rows, search_points(open_rows, left), kind), cluster
+        )
         searches.append(sweep)
-        for row in some:
-            found[row.name] |= _scores(runs, row, left[row.name], metric)
-            left[row.name] = next_rate(found[row.name], sign)
-    return found, searches
+        for row in open_rows:
+            scores[row.name] |= _scores(runs, row, left[row.name], metric)
+            left[row.name] = next_rate(scores[row.name], sign)
+    return scores, searches
 
 
 def _submitted(table: Table, words: list[str], cluster: str | None) -> tuple[str, pd.DataFrame]:
     """The sweep's id and its trials, once it is finished."""
-    done = bt.submit(read_planned(table.sweep, words, cluster), cluster=cluster)
-    if done.state != "finished":
-        raise SweepError(f"{done.id} is {done.state}; run the table again to go on")
-    return done.id, bt.runs(done.id, cluster=cluster)
+    result = bt.submit(read_planned(table.sweep, words, cluster), cluster=cluster)
+    if result.state != "finished":
+        raise SweepError(f"{result.id} is {result.state}; run the table again to go on")
+    return result.id, bt.runs(result.id, cluster=cluster)
 
 
 def _trial(runs: pd.DataFrame, settings: Mapping[str, Scalar]) -> str:
     """The name of the trial with these settings."""
-    found = [str(name) for name, run in runs.iterrows() if all(run.get(SETTING + k) == v for k, v in settings.items())]
-    if len(found) != 1:
-        raise SweepError(f"{len(found)} trials have {dict(settings)}; there should be one")
-    return found[0]
+    names = [str(name) for name, run in runs.iterrows() if all(run.get(SETTING + k) == v for k, v in settings.items())]
+    if len(names) != 1:
+        raise SweepError(f"{len(names)} trials have {dict(settings)}; there should be one")
+    return names[0]
 
 
 def _scores(runs: pd.DataFrame, row: Row, rates: Sequence[float], metric: str) -> dict[float, float | None]:
     """Learning rate -> the row's objective."""
-    found: dict[float, float | None] = {}
+    scores: dict[float, float | None] = {}
     for rate in rates:
         run = runs.loc[_trial(runs, {**row.settings, RATE: rate})]
-        found[rate] = float(run[metric]) if run["state"] == "finished" else None
-    return found
+        scores[rate] = float(run[metric]) if run["state"] == "finished" else None
+    return scores
 
 
 def _logged(table: Table, folder: Path, trials: Sequence[str]) -> dict[str, tuple[float, ...]]:

@@ -16,7 +16,7 @@ CONFIDENCE = 0.95  # confidence of both intervals
 UNCHECKED = "no dev set of this kind checks the unequal learning rates"
 ROUNDING = 2e-6  # differences of two means that come from the six digits of a record
 NORMAL = 1.96  # standard errors on each side of the interval over test sentences
-Said = Literal["holds", "fails", "undecided"]
+Outcome = Literal["holds", "fails", "undecided"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Judged:
 class Verdict:
     """What may be said, and why."""
 
-    said: Said
+    outcome: Outcome
     why: str
 
 
@@ -52,29 +52,29 @@ def over_seeds(differences: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def judge(found: Judged) -> Verdict:
+def judge(ordering: Judged) -> Verdict:
     """An order holds, or fails, if the intervals over seeds and over test sentences both lie on one side of zero.
 
     Where both rows are no better than the untrained student, nothing was learnt that could be ordered."""
-    verdict = _judge(found)
-    if found.unchecked and verdict.said != "undecided":
+    verdict = _judge(ordering)
+    if ordering.unchecked and verdict.outcome != "undecided":
         return replace(verdict, why=f"{verdict.why}; {UNCHECKED}")
     return verdict
 
 
-def _judge(found: Judged) -> Verdict:
-    sign = -1 if found.smaller_is_better else 1
-    floor = found.untrained
-    if floor is not None and max(sign * found.better, sign * found.worse) <= sign * floor:
+def _judge(ordering: Judged) -> Verdict:
+    sign = -1 if ordering.smaller_is_better else 1
+    floor = ordering.untrained
+    if floor is not None and max(sign * ordering.better, sign * ordering.worse) <= sign * floor:
         return Verdict("undecided", "both rows are no better than the untrained student")
-    mean, low, high = over_seeds([sign * value for value in found.differences])
-    if found.sentence_error is None:
+    mean, low, high = over_seeds([sign * value for value in ordering.differences])
+    if ordering.sentence_error is None:
         return Verdict("undecided", "the sampling error of this metric is not known")
-    reach = NORMAL * found.sentence_error
+    reach = NORMAL * ordering.sentence_error
     widest = (min(low, mean - reach), max(high, mean + reach))
-    if found.kind == "level":
-        return _level(widest, found.margin)
-    if (widest[0] > 0 or widest[1] < 0) and not all(sign * each * mean > 0 for each in found.searched):
+    if ordering.kind == "level":
+        return _level(widest, ordering.margin)
+    if (widest[0] > 0 or widest[1] < 0) and not all(sign * difference * mean > 0 for difference in ordering.searched):
         return Verdict("undecided", "the learning rates differ, and at equal rates the dev sets do not show this order")
     if widest[0] > 0 or widest[1] < 0:
         side = "above" if sign * mean > 0 else "below"  # as the differences are written
@@ -144,15 +144,15 @@ def _texts(record: Record) -> dict[str, str]:
     return {name: digest for name, digest in record["run"]["data"].items() if name != "prepared"}
 
 
-def disagreements(anew: Record, kept: Record) -> list[str]:
+def disagreements(rerun: Record, record: Record) -> list[str]:
     """What differs by more than the kept record's seeds do; empty if the table was reproduced.
 
     A row's new mean must lie in Student's 95 % interval of the kept seeds. The text must be the same."""
     problems = []
-    if _texts(anew) != _texts(kept):
+    if _texts(rerun) != _texts(record):
         problems.append("the text is not the same: the digests of the data differ")
-    before = {row["name"]: row["values"] for row in kept["rows"]}
-    after = {row["name"]: row["values"] for row in anew["rows"]}
+    before = {row["name"]: row["values"] for row in record["rows"]}
+    after = {row["name"]: row["values"] for row in rerun["rows"]}
     if before.keys() != after.keys():
         problems.append(f"only one of the two has the rows {', '.join(sorted(before.keys() ^ after.keys()))}")
     for name in before.keys() & after.keys():

@@ -20,24 +20,28 @@ def with_words(record: Record, table: Table) -> dict[str, Any]:
         for metric in claim.metrics
     }
     recorded, defined = _measured(record, len(table.rates)), _defined(table)
-    found = [f"{what}: {recorded[what]} is not {defined[what]}" for what in defined if recorded[what] != defined[what]]
-    found += [f"no order of {' and '.join(order[:2])} in {order[2]}" for order in claims.keys() - judged.keys()]
-    if found:
-        raise ValueError(f"the record of {table.name} is not of this table; run it again: {'; '.join(sorted(found))}")
+    problems = [
+        f"{what}: {recorded[what]} is not {defined[what]}" for what in defined if recorded[what] != defined[what]
+    ]
+    problems += [f"no order of {' and '.join(order[:2])} in {order[2]}" for order in claims.keys() - judged.keys()]
+    if problems:
+        raise ValueError(
+            f"the record of {table.name} is not of this table; run it again: {'; '.join(sorted(problems))}"
+        )
     columns = zip(record["columns"], table.columns, strict=True)
     words: dict[str, Any] = {
         "title": table.title,
         "paper": table.paper,
         "budget": table.budget,
         "ours": table.ours,
-        "columns": [{**kept, "title": column.title} for kept, column in columns],
+        "columns": [{**entry, "title": column.title} for entry, column in columns],
         "logged": table.logged,
         "claims": [{**judged[order], "paper": paper} for order, paper in claims.items()],
     }
     if table.start_name:
         words["start_name"] = table.start_name
     if table.uses:
-        words["uses"] = [{**kept, "use": table.uses[kept["metric"]]} for kept in record["uses"]]
+        words["uses"] = [{**entry, "use": table.uses[entry["metric"]]} for entry in record["uses"]]
         words["limits"] = table.limits
     return {**record, **words}
 

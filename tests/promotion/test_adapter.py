@@ -148,7 +148,7 @@ def test_the_benchmark_asks_an_old_index_for_texts_that_the_map_has_not_seen(mod
     texts = [f"A boat lies on the beach number {number}." for number in range(100, 160)]
     assert benchmark.old_index(tmp_path, old, texts) == 60
     pairs = [*zip(texts, texts, strict=True), ("quite other words", texts[7])]
-    hits = benchmark.found(tmp_path / "index", pairs, benchmark.unit_by(old)([query for query, _ in pairs]))
+    hits = benchmark.nearest_hits(tmp_path / "index", pairs, benchmark.unit_by(old)([query for query, _ in pairs]))
     assert hits[:60].all()
     value, low, high = benchmark.limits(hits)
     assert low < value == hits.mean() <= high <= 1

@@ -102,9 +102,7 @@ def build_corpus(
     if translate is not None and data.clean.language == "drop":
         translate = OwnLanguage(translate)
     with read_progress.counting_bytes(data, root, functools.partial(progress, READING)):
-        dev, test, graded = (
-            read_eval(tasks, root, data.max_line_bytes) for tasks in (data.dev, data.test, data.graded)
-        )
+        dev, test, graded = (read_eval(sets, root, data.max_line_bytes) for sets in (data.dev, data.test, data.graded))
         read = read_sources(data, root, translate, shards)
     evals = {label: rows for kind, sets in (("dev", dev), ("test", test)) for label, rows in labelled(kind, sets)}
     sealed = {name: np.unique(sentence_keys(rows.texts())) for name, rows in evals.items()}
@@ -129,10 +127,9 @@ def build_corpus(
     cleaning.contamination.both({**sealed, **query_keys})
     if find:
         cleaning.contamination.close(index)
-    heldout_sets = heldout_tasks(kept_back, data.split.right_model if data.split else "student")
     dev_sets = subsets(dev, data.anchor_priority)
-    graded_sets = [block.task for block in graded_blocks.values()]
-    return numbered_corpus(train, [*dev_sets, *heldout_sets], cleaning, shards, graded_sets)
+    dev_sets += heldout_tasks(kept_back, data.split.right_model if data.split else "student")
+    return numbered_corpus(train, dev_sets, cleaning, shards, [block.task for block in graded_blocks.values()])
 
 
 def split(blocks: Sequence[Block], cleaning: Cleaning) -> tuple[list[Block], list[Block]]:

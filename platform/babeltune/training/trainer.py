@@ -96,9 +96,7 @@ class TrialTrainer:
         self.trial, self.prepared, self.folder, self.reporter = trial, prepared, folder, reporter
         self.ranks, self.device, self.guard = ranks, device, guard
         self.steps = make_steps(trial, prepared, ranks, device, context)
-        self.train_step = self.steps.train_step
-        self.needs = context.needs
-        usable = self.steps.reader.usable()
+        self.train_step, self.needs = self.steps.train_step, context.needs
         self.names = {id(p): name for name, p in self.train_step.module.named_parameters()}
         batches = self.steps.schedule.counts.sum(axis=1)
         self.noted = self.cleaned = -math.inf
@@ -120,7 +118,7 @@ class TrialTrainer:
         }
         if not self.needs.frozen and (tokens := token_set(trial, prepared)).untrimmed:
             self.facts |= {"vocabulary": tokens.vocabulary, "vocabulary_untrimmed": tokens.untrimmed}
-        if usable is not None and self.steps.reader.words is not None:
+        if self.steps.reader.words is not None and (usable := self.steps.reader.usable()) is not None:
             self.facts |= {
                 "word_samples": len(self.steps.reader.words),
                 "pairs_without_words": len(self.steps.reader.pairs) - len(usable),

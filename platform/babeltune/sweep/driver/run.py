@@ -84,13 +84,7 @@ def submit(
         folder.stop_request.unlink(missing_ok=True)  # from now on it is for this driver
         ray_at, stop = "", StopSignal(folder.stop_request.exists, driver_sync.check)
         if cluster.address != "local" or ray.is_initialized():
-            shared.enter_context(connected(cluster, insecure=insecure))
-            shared.enter_context(leased(folder.id))
-            address = ray.get_runtime_context().gcs_address
-            ray_at = this_ray(address)
-            if insecure and (danger := open_to_all(cluster.title, address)):
-                folder.note(danger)
-                log.warning(danger)
+            ray_at = _connect(cluster, folder, shared, insecure=insecure)
         if driver_sync.where is None:  # else `driver_sync` has the lease in the bucket
             lease = shared.enter_context(folder_lease(folder, ray_at))
             driver_sync.token, stop.refused, stop.guard = lease.token, lease.check, lease.guard
@@ -108,10 +102,20 @@ def submit(
         return _submit(sweep, cluster, folder, driver_sync, stop, accept=accept_changes, watch=watch)
 
 
+def _connect(cluster: Cluster, folder: SweepFolder, shared: ExitStack, *, insecure: bool) -> str:
+    """Connects to Ray and takes the lease of the sweep, until `shared` closes. Returns the identity of the cluster."""
+    shared.enter_context(connected(cluster, insecure=insecure))
+    shared.enter_context(leased(folder.id))
+    address = ray.get_runtime_context().gcs_address
+    if insecure and (danger := open_to_all(cluster.title, address)):
+        folder.note(danger)
+        log.warning(danger)
+    return this_ray(address)
+
+
 def _is_done(folder: SweepFolder, sweep: Sweep) -> bool:
     """Whether the sweep has all of its trials, and the models to buy are those that it was compared with."""
-    recorded = folder.read("sweep.json") or {}
-    same = recorded.get("baselines") == plain(sweep.baselines)
+    same = (folder.read("sweep.json") or {}).get("baselines") == plain(sweep.baselines)
     return same and folder.state() == "finished" and folder.has_all_trials(sweep)
 
 

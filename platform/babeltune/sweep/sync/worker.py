@@ -111,6 +111,16 @@ def _say_now_and_then(alive: Callable[[], object], done: threading.Event) -> Non
             alive()
 
 
+def _open(where: StorageLocation) -> Mirror:
+    """The storage's mirror on this node. `NodeError` if the node lacks the package that reads the bucket."""
+    try:
+        return Mirror(replace(where, timeout=min(UPLOAD_WAIT_S, where.timeout)))
+    except ClusterError as error:
+        if not isinstance(error.__cause__, ImportError):
+            raise
+        raise NodeError(f"cannot open the storage: {error}") from error
+
+
 @contextmanager
 def on_this_node(
     assignment: TrialAssignment, reports: Reporter, rank: int, world: int, device: str
@@ -119,14 +129,8 @@ def on_this_node(
 
     Raises `NodeError` if this node has no package for the bucket, or its disk refuses what is brought or made."""
     where = assignment.mirror
-    if where is None:
-        raise ValueError("the assignment names no mirror")
-    try:
-        mirror = Mirror(replace(where, timeout=min(UPLOAD_WAIT_S, where.timeout)))
-    except ClusterError as error:
-        if not isinstance(error.__cause__, ImportError):
-            raise
-        raise NodeError(f"cannot open the storage: {error}") from error
+    assert where is not None, "the assignment names no mirror"
+    mirror = _open(where)
     prepared, folder = mirror.path(assignment.prepared), mirror.path(assignment.folder)
     if assignment.token:
         mirror.fence = trial_fence(BucketLease(mirror.store, assignment.folder.split("/")[1]), assignment.token)

@@ -134,17 +134,13 @@ def ray_shards(
     packing = carrier and carrier.of(arguments)
     shared = packing and ray.put(packing.pack_shared())
 
-    def begun(each: tuple[object, ...]) -> Any:
-        if packing is None:
-            return remote.remote(*each)
-        return remote.remote(function, each, packing.pack(each), shared, packing.place(each))
-
     try:
         while waiting or work:
             most = len(arguments) if packing is None else AHEAD * cpus_there()
             while waiting and len(work) < most:
                 each = waiting.popleft()
-                work[begun(each)] = each
+                parts = each if packing is None else (function, each, packing.pack(each), shared, packing.place(each))
+                work[remote.remote(*parts)] = each
             ready, _ = first_of(list(work), poll, progress_timeout)
             if ready:
                 done = fetched(ready[0], poll, seconds=progress_timeout)
