@@ -153,10 +153,8 @@ class Laser3Co(Method):
         if batch.teacher_source is None:
             raise TrainingError("laser3_co needs the teacher's vectors of the source side")
         both = config.self_weight > 0
-        q, *others = (
-            normalize(side.float(), dim=1)
-            for side in encode_together(encode, batch.target, *([batch.source] if both else []))
-        )
+        sides = (batch.target, batch.source) if both else (batch.target,)
+        q, *others = (normalize(side.float(), dim=1) for side in encode_together(encode, *sides))
         k = normalize(batch.cut(batch.teacher_source.detach().float()), dim=1)
         if q.shape[1] != k.shape[1]:
             raise TrainingError(

@@ -310,22 +310,12 @@ def runs(sweep: str | None = None, *, cluster: str | Path | None = None, archive
         columns = ["sweep", "name", "state", "trials", "best", "objective", "score", "title", "note"]
         return pd.DataFrame(lines, columns=columns).set_index("sweep")
     rows = standing(view.sweep(sweep))
-    table = [
-        {
-            "trial": row.name,
-            "state": row.state,
-            "reports": row.reports,
-            "pairs": row.pairs,
-            "seconds": row.seconds,
-            "reason": row.reason,
-            **row.metrics,
-            **{SETTING + name: value for name, value in row.params.items()},
-        }
-        for row in rows
-    ]
-    return pd.DataFrame(
-        table, columns=list(dict.fromkeys(name for line in table for name in line)) or ["trial"]
-    ).set_index("trial")
+    table: list[dict[str, object]] = []
+    for row in rows:
+        facts = {name: getattr(row, name) for name in ("state", "reports", "pairs", "seconds", "reason")}
+        settings = {SETTING + name: value for name, value in row.params.items()}
+        table.append({**facts, **row.metrics, **settings})
+    return pd.DataFrame(table, index=pd.Index([row.name for row in rows], name="trial"))
 
 
 def trial(name: str, *, cluster: str | Path | None = None) -> TrialView:

@@ -5,6 +5,7 @@ The command line and `babeltune.api` call it. Nothing here trains or writes."""
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
 import shutil
@@ -59,15 +60,15 @@ def plan_sweep(sweep: Sweep, cluster: Cluster, *, samples: int = 3, calibrate: b
     """The plan of the sweep on this cluster. Raises `SpecError` and `DataError` as `make_plan` does."""
     machine = machine_of(cluster, sweep)
     report = make_plan(sweep, samples=samples, machine=machine if calibrate else None)
-    warnings = (
-        *first_warnings(sweep, cluster),
-        *about_queue(sweep, report.anchors),
-        *about_corpus(sweep, report.pairs, report.dev),
-        *report.warnings,
-        *about_disk(report, machine),
+    warnings = itertools.chain(
+        first_warnings(sweep, cluster),
+        about_queue(sweep, report.anchors),
+        about_corpus(sweep, report.pairs, report.dev),
+        report.warnings,
+        about_disk(report, machine),
     )
     quota = tuple(quota_words(cluster, report, sweep))
-    return replace(report, warnings=warnings, detectable=detectable(report, sweep), quota=quota)
+    return replace(report, warnings=tuple(warnings), detectable=detectable(report, sweep), quota=quota)
 
 
 def machine_of(cluster: Cluster, sweep: Sweep) -> Machine | None:

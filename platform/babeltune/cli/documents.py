@@ -60,7 +60,8 @@ class Skill:
 
 DOCUMENTS: dict[str, Any] = {
     **dict.fromkeys(("submit", "demo", "resume", "extend"), SweepDocument),
-    **dict.fromkeys(("status", "show"), SweepDocument | TrialPage),
+    "status": SweepDocument | TrialPage,
+    "show": SweepDocument | TrialPage,
     "init": InitResult,
     "plan": PlanReport,
     "refit": SweepDocument | WrittenSpec,
@@ -69,7 +70,8 @@ DOCUMENTS: dict[str, Any] = {
     "report": Written,
     "study": WrittenStudy,
     "stop": Stopped,
-    **dict.fromkeys(("pause", "continue"), PauseTaken),
+    "pause": PauseTaken,
+    "continue": PauseTaken,
     **dict.fromkeys(("rename", "note", "archive"), Labelled),
     "delete": Deletion,
     "reproduce": Reproduction,

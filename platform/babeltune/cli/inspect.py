@@ -336,19 +336,26 @@ def _wrapped(words: str, width: int, console: Console) -> str:
 
 def _columns(lines: Sequence[SweepLine], width: int) -> dict[str, list[str]]:
     """Title -> cells. A narrow list leaves out the objective's name and the year."""
-    columns = {
-        "sweep": [f"{line.title} ({line.sweep})" if line.title else line.sweep for line in lines],
-        "begun": [time.strftime("%Y-%m-%d %H:%M", time.localtime(line.begun)) for line in lines],
-        "state": [line.state for line in lines],
-        "trials": [f"{line.ended}/{line.budget}" for line in lines],
-        "best": [f"{line.best or '–'}" + (f" {line.score:.4f}" if line.score is not None else "") for line in lines],
-        "objective": [line.objective.removeprefix("dev/") for line in lines],
-    }
+    rows = [_cells(line) for line in lines]
+    columns = {title: [row[title] for row in rows] for title in rows[0]}
     if _width(columns) > width:
         del columns["objective"]
     if _width(columns) > width:
         columns["begun"] = [cell[5:] for cell in columns["begun"]]
     return columns
+
+
+def _cells(line: SweepLine) -> dict[str, str]:
+    """Title -> cell."""
+    score = "" if line.score is None else f" {line.score:.4f}"
+    return {
+        "sweep": f"{line.title} ({line.sweep})" if line.title else line.sweep,
+        "begun": time.strftime("%Y-%m-%d %H:%M", time.localtime(line.begun)),
+        "state": line.state,
+        "trials": f"{line.ended}/{line.budget}",
+        "best": f"{line.best or '–'}{score}",
+        "objective": line.objective.removeprefix("dev/"),
+    }
 
 
 def _width(columns: Mapping[str, Sequence[str]]) -> int:

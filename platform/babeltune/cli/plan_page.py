@@ -264,16 +264,18 @@ def details(report: PlanReport) -> Group:
         f"{plural(report.total_pairs, 'pair')} of {plural(report.anchors, 'anchor')} to train on; "
         f"{plural(report.teacher_sentences, 'sentence')} for the teacher, once; {length}"
     )
+    sources = [Text(f"{name}: {_steps(counts)}") for name, counts in report.counts.items()]
+    words = [heading("aligned words"), Text(_steps(report.words))] if report.words else []
     return Group(
         heading(f"id {report.id}"),
         Syntax(report.spec, "yaml", background_color="default", word_wrap=True),
         heading("the default, and examples of what may be tried (the search makes its own proposals)"),
         _trials_table(report),
         heading("rows after each cleaning step"),
-        *[Text(f"{name}: {_steps(counts)}") for name, counts in report.counts.items()],
+        *sources,
         heading("pairs"),
         Text(", ".join(f"{name} {count:,}" for name, count in report.pairs.items())),
-        *([heading("aligned words"), Text(_steps(report.words))] if report.words else []),
+        *words,
         heading("work"),
         Text(work),
     )

@@ -195,17 +195,12 @@ def show_rungs(rungs: Sequence[Rung], console: Console) -> None:
     notes: list[str] = []
     for rung in rungs:
         value, weights, last = rung.row.metrics[objective], rung.row.metrics[PARAMETERS], rung.decisions[-1]
-        table.add_row(
-            rung.row.name,
-            f"{value:.4f}",
-            "" if rung.interval is None else "{:.4f} to {:.4f}".format(*rung.interval),
-            *(f"{last.test[name]:.4f}" if name in last.test else "" for name in sealed),
-            f"{weights:,.0f}",
-            f"{weights * FP32_BYTES / 1e6:,.1f}",
-            f"{rung.row.metrics[SPEED]:,.0f}",
-            ", ".join(dict.fromkeys(decision.verdict for decision in rung.decisions)),
-            " ".join(f"@{alias}" for alias in rung.aliases),
-        )
+        interval = "" if rung.interval is None else "{:.4f} to {:.4f}".format(*rung.interval)
+        test_scores = [f"{last.test[name]:.4f}" if name in last.test else "" for name in sealed]
+        costs = f"{weights:,.0f}", f"{weights * FP32_BYTES / 1e6:,.1f}", f"{rung.row.metrics[SPEED]:,.0f}"
+        verdicts = ", ".join(dict.fromkeys(decision.verdict for decision in rung.decisions))
+        aliases = " ".join(f"@{alias}" for alias in rung.aliases)
+        table.add_row(rung.row.name, f"{value:.4f}", interval, *test_scores, *costs, verdicts, aliases)
         for decision in rung.decisions:
             reasons = [why for why in decision.reasons if decision.verdict == "refuse" or why.startswith("warning")]
             notes += [

@@ -127,11 +127,9 @@ class TrialsTable:
 
     def _columns(self, rows: Sequence[Row]) -> list[Column]:
         """All columns that these rows have something for, in order."""
-        columns = [
-            Column("trial", "trial", tuple(cut_name(row.name) + (" ★" if row.front else "") for row in rows)),
-            Column("state", "state", tuple(row.state for row in rows)),
-            *self._progress_columns(rows),
-        ]
+        names = tuple(cut_name(row.name) + (" ★" if row.front else "") for row in rows)
+        states = tuple(row.state for row in rows)
+        columns = [Column("trial", "trial", names), Column("state", "state", states), *self._progress_columns(rows)]
         for metric in dict.fromkeys([self.metric, *(objective.metric for objective in self.sweep.objectives)]):
             if metric is None:
                 continue

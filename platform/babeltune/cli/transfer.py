@@ -86,7 +86,7 @@ class TaskFiles:
 
     def paths(self) -> list[Path]:
         """All of them as paths."""
-        return [Path(file) for file in (self.train, *([self.dev] if self.dev else []), *self.tests.values())]
+        return [Path(file) for file in (self.train, self.dev, *self.tests.values()) if file]
 
     def read(self, *, drop: bool) -> AllExamples:
         """The examples of the training file, of the dev file, and of each language's test."""
@@ -157,6 +157,7 @@ def transfer_record(
 
     train, dev, tests = examples
     scores = outcome.scores
+    others = {code: row for code, row in scores.items() if code not in ENGLISH_CODES}
     return TransferRecord(
         task=files.task,
         model=model,
@@ -169,7 +170,7 @@ def transfer_record(
         scores=scores,
         average=average(scores),
         english=next((scores[code] for code in ENGLISH_CODES if code in scores), None),
-        others=average({code: row for code, row in scores.items() if code not in ENGLISH_CODES}) or None,
+        others=average(others) or None,
     )
 
 

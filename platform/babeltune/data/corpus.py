@@ -434,7 +434,10 @@ def numbered_corpus(
     texts = [(texts.at(places(new[span])), language) for (texts, language), span in zip(sides, spans, strict=True)]
     texts += [noted.at(int(place)) for place in np.flatnonzero(new[ends[-1] :])]
     evals = ids[ends[-1] :].tolist()
+    tasks = [task.mapped(lambda place, _: evals[place]) for task in tasks]
     groups = {group: index for index, group in enumerate(dict.fromkeys(block.group for block in train))}
+    pair_groups = [groups[block.group] for block in train]
+    weights = [block.source.weight for block in train]
     sizes = [len(block.rows) for block in train]
     return Corpus(
         texts=write_texts(batch for some, _ in texts for batch in some.batches()),
@@ -442,10 +445,10 @@ def numbered_corpus(
         pairs=pair_ids(ids, spans),
         groups=tuple(f"{anchor}-{other}" for anchor, other in groups),
         group_languages=tuple(groups),
-        pair_groups=repeated([groups[block.group] for block in train], sizes, np.int16),
-        weights=repeated([block.source.weight for block in train], sizes, np.float32),
-        tasks=tuple(task.mapped(lambda place, _: evals[place]) for task in tasks[: len(dev)]),
-        graded=tuple(task.mapped(lambda place, _: evals[place]) for task in tasks[len(dev) :]),
+        pair_groups=repeated(pair_groups, sizes, np.int16),
+        weights=repeated(weights, sizes, np.float32),
+        tasks=tuple(tasks[: len(dev)]),
+        graded=tuple(tasks[len(dev) :]),
         counts=cleaning.counts,
         overlap=cleaning.overlap,
         digests=cleaning.digests,

@@ -330,16 +330,18 @@ def judged_subset(task: Retrieval, rows: EvalRows, language: str) -> TextTask:
     chosen = [row for row, name in enumerate(rows.languages["queries"]) if name == language][: task.limit]
     places = {row: place for place, row in enumerate(chosen)}
     judged = [(pair, grade) for pair, grade in zip(rows.gold, rows.grades, strict=True) if pair[0] in places]
+    same_texts = [rows.own_documents[row] for row in chosen] if rows.own_documents else []
+    document_languages = rows.languages["documents"] if task.languages else [language]
     return TextTask(
-        **{**common(task), "k": task.cutoff},
+        **common(task) | {"k": task.cutoff},
         subset=language,
         left=tuple(rows.columns["queries"][row] for row in chosen),
         right=tuple(rows.columns["documents"]),
         gold=tuple((places[query], document) for (query, document), _ in judged),
         scores=tuple(grade for _, grade in judged),
-        own_documents=tuple(rows.own_documents[row] for row in chosen) if rows.own_documents else (),
+        own_documents=tuple(same_texts),
         left_languages=(language,),
-        right_languages=tuple(rows.languages["documents"]) if task.languages else (language,),
+        right_languages=tuple(document_languages),
         mixed=bool(task.languages),
     )
 
@@ -360,15 +362,17 @@ def translations_subset(
         if other != language
         for query, text in zip(texts[language], texts[other], strict=True)
     )
+    same_texts = [documents[language, text] for text in queries] if language in among else []
+    document_languages = [other for other, _ in distinct] if len(among) > 1 else among
     return TextTask(
-        **{**common(task), "k": task.cutoff},
+        **common(task) | {"k": task.cutoff},
         subset=subset,
         left=tuple(queries),
         right=tuple(text for _, text in distinct),
         gold=tuple(pairs),
-        own_documents=tuple(documents[language, text] for text in queries) if language in among else (),
+        own_documents=tuple(same_texts),
         left_languages=(language,),
-        right_languages=tuple(other for other, _ in distinct) if len(among) > 1 else (among[0],),
+        right_languages=tuple(document_languages),
         mixed=task.corpus == "mixed",
     )
 

@@ -191,7 +191,7 @@ def prepared_record(
 ) -> dict[str, object]:
     """All that a `Prepared` depends on."""
     needs = inputs.wanted
-    return {
+    record: dict[str, object] = {
         "data": corpus.digests,
         "texts": text_digest,
         "arrays": [digest_of_array(a) for a in (corpus.pairs, corpus.pair_groups, corpus.weights, teacher_rows)],
@@ -199,10 +199,14 @@ def prepared_record(
         "teacher_settings": plain(inputs.sweep.teacher),
         "teacher": teacher.name,
         "negatives": plain(needs.negatives),
-        **({"words": words.name} if words else {}),
-        **({"scores": [needs.scores, RULES]} if needs.scores else {}),
-        **({"graded": key_of({"graded": plain(corpus.graded)})} if corpus.graded else {}),
     }
+    if words:
+        record["words"] = words.name
+    if needs.scores:
+        record["scores"] = [needs.scores, RULES]
+    if corpus.graded:
+        record["graded"] = key_of({"graded": plain(corpus.graded)})
+    return record
 
 
 def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.integer], languages: tuple[str, ...]) -> None:

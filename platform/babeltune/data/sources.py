@@ -178,7 +178,8 @@ def source_words(source: Source) -> str:
 def read_table(source: Source, root: Path, refusals: Refusals, longest: int, shards: TextShards | None = None) -> Rows:
     """One file or data set that has a column for each language."""
     columns = source.columns or {}
-    names = (*columns.values(), *source.where, *([source.id] if source.id else []))
+    id_column = (source.id,) if source.id else ()
+    names = (*columns.values(), *source.where, *id_column)
     content = hashlib.sha256()
     if isinstance(source, HubSource):
         place, table = f"{source.dataset}[{source.split}]", dataset_rows(source, root, names, content, longest)

@@ -469,13 +469,14 @@ def usable_rows(file: str, layout: str, columns: dict[str, str], rows: Rows, not
     for number in range(len(rows)):
         row = [column[number] for column in texts]
         keys = tuple(map(text_key, row))
-        reason = (
-            "too long" if max(map(len, row)) > MAX_CHARACTERS
-            else strange[number] if strange[number]
-            else "not translated" if len(set(keys)) == 1
-            else "repeated" if keys in seen
-            else ""
-        )  # fmt: skip
+        if max(map(len, row)) > MAX_CHARACTERS:
+            reason = "too long"
+        elif strange[number]:
+            reason = strange[number]
+        elif len(set(keys)) == 1:
+            reason = "not translated"
+        else:
+            reason = "repeated" if keys in seen else ""
         if reason:
             left_out[reason] = left_out.get(reason, 0) + 1
         else:
