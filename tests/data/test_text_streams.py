@@ -5,15 +5,21 @@ import gzip
 import hashlib
 import io
 import lzma
+import os
 import tarfile
 import zipfile
 
 import pyarrow as pa
 import pytest
 
+from babeltune.apps.mining.sentences import read_sentences
+from babeltune.apps.transfer.formats import read_examples
 from babeltune.data import file_readers, text_streams
+from babeltune.data.eval_sets import read_eval
 from babeltune.data.file_readers import Fault, numbered_lines
+from babeltune.data.read_progress import counting_bytes
 from babeltune.errors import DataError
+from babeltune.schema.records import BeirSource, Data, Retrieval
 
 TEXT = "Bonjour, ça va ?\nДобрый день.\n你好。\n" * 300
 LINES = TEXT.splitlines()
@@ -107,3 +113,68 @@ def test_xz_that_asks_for_much_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(text_streams, "XZ_MEMORY", 1 << 20)
     with pytest.raises(DataError, match="takes more than 1 MB to unpack; pack it with `xz -6`"):
         lines(tmp_path / "t", PACKED["xz"])
+
+
+def beir(folder):
+    (folder / "qrels").mkdir()
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\td\t1\n")
+    for name, key in (("corpus", "d"), ("queries", "q")):
+        (folder / f"{name}.jsonl").write_text(f'{{"_id": "{key}", "text": "Bonjour."}}\n')
+    source = BeirSource(name="s", format="beir", path=".")
+    return lambda: read_eval([Retrieval(name="s", language="fra", source=source)], folder)
+
+
+def examples(folder):
+    (folder / "xnli.tsv").write_text("Il dort.\tIl court.\tneutral\n" * 9)
+    return lambda: read_examples(str(folder / "xnli.tsv"), "xnli", "fr")
+
+
+def sentences(folder):
+    (folder / "fra.txt").write_text("Il dort.\n" * 9)
+    return lambda: read_sentences(folder / "fra.txt", folder / "spill")
+
+
+@pytest.mark.parametrize("reader", [beir, examples, sentences])
+def test_text_of_every_command_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, reader):
+    read, opened = reader(tmp_path), text_streams.open_file
+    assert read()
+
+    def written_meanwhile(path):
+        os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
+        return opened(path)
+
+    monkeypatch.setattr(text_streams, "open_file", written_meanwhile)
+    with pytest.raises(DataError, match=r"was changed while it was read; let what writes it end"):
+        read()
+
+
+def test_a_packed_file_that_is_still_written_is_said_to_change_and_not_to_be_damaged(tmp_path):
+    path, packed = (
+        tmp_path / "a.gz",
+        gzip.compress(b"".join(os.urandom(20).hex().encode() + b"\n" for _ in range(10_000))),
+    )
+    path.write_bytes(packed[:150_000])
+
+    def read_while_written():
+        rows = numbered_lines(path, hashlib.sha256(), 99)
+        next(rows)
+        path.write_bytes(packed[:190_000])
+        list(rows)
+
+    with pytest.raises(DataError, match=r"was changed while it was read"):
+        read_while_written()
+
+
+def test_a_file_that_grows_between_two_readings_of_a_corpus_is_refused(tmp_path):
+    path = tmp_path / "fra.txt"
+    path.write_text("Un.\n")
+
+    def rows():
+        return len(list(numbered_lines(path, hashlib.sha256(), 99)))
+
+    with counting_bytes(Data(train=()), tmp_path, lambda *_: None):
+        assert rows() == rows() == 1
+        path.write_text("Un.\nDeux.\n")
+        with pytest.raises(DataError, match=r"was changed while it was read"):
+            rows()
+    assert rows() == 2, "another corpus reads what there is now"

@@ -94,10 +94,11 @@ def _first_stream(process: subprocess.Popen[bytes]) -> pa.Schema:
 def parquet_batches(path: Path, names: Sequence[str], content: Digest) -> Iterator[pa.RecordBatch]:
     """The outermost columns of a Parquet file that hold the named ones, some rows at a time.
 
-    Raises `DataError` for a name that the file lacks, and for a file that `parquet_process` refuses."""
+    Raises `DataError` for a name that the file lacks, for a file that `parquet_process` refuses, and for one that
+    changes meanwhile."""
     import pyarrow as pa
 
-    with parquet_process(path) as process:
+    with read_progress.unchanged(path), parquet_process(path) as process:
         with path.open("rb") as raw:
             while block := raw.read(1 << 20):
                 content.update(block)

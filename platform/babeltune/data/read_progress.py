@@ -1,6 +1,7 @@
-"""Counts the bytes of a corpus's files while they are read, so that a long reading has a rate and a time left.
+"""Watches a corpus's files while they are read: their bytes are counted, and a file that changes is refused.
 
-The readers open files by `open_file` and count by `count`. Outside of `counting_bytes`, nothing is called."""
+The readers open files by `open_file` within `unchanged`, and count by `count`. Outside of `counting_bytes`, nothing is
+counted."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from babeltune.errors import DataError
+from babeltune.files import version
 from babeltune.schema.records import Data, Source
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ BUFFER = 1 << 16  # bytes that are read, and counted, at a time
 class _Meter:
     def __init__(self, tell: Callable[[int, int], None], of: int) -> None:
         self.tell, self.done, self.of = tell, 0, of
+        self.versions: dict[Path, list[int]] = {}  # the version of each file when it was first read
 
     def count(self, done: int, of: int = 0) -> None:
         self.done, self.of = self.done + done, self.of + of
@@ -62,6 +66,22 @@ class _Counted(io.FileIO):
 def open_file(path: Path) -> io.BufferedReader:
     """The file, whose bytes are counted as they are read from the disk."""
     return io.BufferedReader(_Counted(path), BUFFER)
+
+
+@contextmanager
+def unchanged(path: Path) -> Iterator[None]:
+    """Raises `DataError` if the file changes within the block, or has changed since this corpus first read it: its
+    digest would not be that of its rows."""
+    meter, now = _meter.get(), version(path)
+    before, cause = meter.versions.setdefault(path, now) if meter else now, None
+    try:
+        yield
+    except Exception as error:  # such as that a packed file is cut off
+        cause = error
+    if path.is_file() and version(path) != before:  # a pipe changes as it is read
+        raise DataError(f"{path} was changed while it was read; let what writes it end, and run this again") from cause
+    if cause is not None:
+        raise cause
 
 
 def source_files(data: Data, root: Path) -> Iterator[Path]:

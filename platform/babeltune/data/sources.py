@@ -11,11 +11,11 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -52,7 +52,6 @@ from babeltune.data.text_shards import TextShards, keys_of, strangers_of
 from babeltune.data.texts import TableWriter, Texts, TextWriter, text_hashes
 from babeltune.data.translation import Translate
 from babeltune.errors import DataError, nearest, shortened
-from babeltune.files import version
 from babeltune.schema.base import changed
 from babeltune.schema.languages import by_priority
 from babeltune.schema.records import (
@@ -74,7 +73,6 @@ from babeltune.schema.records import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Result = TypeVar("Result")
 LABEL = "*label"  # stands beside the languages while texts and their labels are read from one table
 
 
@@ -188,7 +186,7 @@ def read_table(source: Source, root: Path, refusals: Refusals, longest: int, sha
         path = file_at(source.path or "", root)
         if shards is not None and is_cut(source, path):
             form = Form(source, path, names, longest)
-            by_column = whole_parts(form, refusals, unchanged(path, partial(parts_of, form, content, shards)))
+            by_column = whole_parts(form, refusals, parts_of(form, content, shards))
         else:
             table = read_file(source, path, names, content, longest)
             by_column = whole_rows(source, refusals, str(path), table, names)
@@ -228,25 +226,7 @@ def whole_parts(form: Form, refusals: Refusals, parts: Iterable[Part]) -> list[T
 
 
 def read_file(source: Source, path: Path, names: Sequence[str], content: Digest, longest: int) -> Iterator[Row]:
-    """The named columns of a file in the source's format. Raises `DataError` as its reader and as `unchanged`."""
-    return unchanged(path, partial(_read_file, source, path, names, content, longest))
-
-
-def unchanged(path: Path, read: Callable[[], Iterable[Result]]) -> Iterator[Result]:
-    """What is read of a file. `DataError` if the file changes meanwhile: its digest would not be that of its rows."""
-    before, refusal = version(path), None
-    try:
-        yield from read()
-    except DataError as error:
-        refusal = error
-    if path.is_file() and version(path) != before:  # a pipe changes as it is read
-        words = "let what writes it end, and run this again"
-        raise DataError(f"{path} was changed while it was read; {words}") from refusal
-    if refusal is not None:
-        raise refusal
-
-
-def _read_file(source: Source, path: Path, names: Sequence[str], content: Digest, longest: int) -> Iterator[Row]:
+    """The named columns of a file in the source's format. Raises `DataError` as its reader."""
     if isinstance(source, TranslationFileSource):
         units = translation_files.units(path, source.format, content, longest, source.codec)
         return translation_files.unit_rows(path, names, units)
@@ -268,7 +248,7 @@ def streamed(
     """`read_file`, by tasks if the file is large."""
     if shards is None or not is_cut(source, path):
         return read_file(source, path, names, content, longest)
-    parts = unchanged(path, partial(parts_of, Form(source, path, tuple(names), longest), content, shards))
+    parts = parts_of(Form(source, path, tuple(names), longest), content, shards)
     return itertools.chain.from_iterable(part.stream() for part in parts)
 
 

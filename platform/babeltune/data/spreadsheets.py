@@ -26,25 +26,26 @@ def workbook_format(path: Path) -> Literal["xlsx", "ods"] | None:
 def sheet_rows(path: Path, sheet: str | None, content: Digest, longest: int) -> Iterator[Row]:
     """The rows of a sheet with their numbers from 1, less empty ones. `sheet`: its name; None: the only one with cells.
 
-    Raises `DataError` for what is no workbook, for a sheet that is not there, and for one that takes more than
-    `MEMORY`."""
-    with read_progress.open_file(path) as raw:
-        while block := raw.read(1 << 20):
-            content.update(block)
-    if workbook_format(path) is None:
-        with path.open("rb") as raw:
-            refuse_other(raw.read(512), path)
-        raise DataError(f"{path} is no XLSX or ODS workbook; correct `format`, or save it again")
-    with watched("sheet_process.py", str(path), sheet or "", memory=MEMORY) as process:
-        assert process.stdout is not None
-        for number, line in enumerate(process.stdout, 1):
-            row = json.loads(line)
-            length = max((len(cell.encode(errors="surrogatepass")) for cell in row), default=0)
-            if row:
-                yield number, too_long(length, longest) if length > longest else row
-        code, words = exit_of(process)
-    if code:
-        raise _refusal(path, sheet, code, words)
+    Raises `DataError` for what is no workbook, for a sheet that is not there, for one that takes more than `MEMORY`,
+    and for a file that changes meanwhile."""
+    with read_progress.unchanged(path):
+        with read_progress.open_file(path) as raw:
+            while block := raw.read(1 << 20):
+                content.update(block)
+        if workbook_format(path) is None:
+            with path.open("rb") as raw:
+                refuse_other(raw.read(512), path)
+            raise DataError(f"{path} is no XLSX or ODS workbook; correct `format`, or save it again")
+        with watched("sheet_process.py", str(path), sheet or "", memory=MEMORY) as process:
+            assert process.stdout is not None
+            for number, line in enumerate(process.stdout, 1):
+                row = json.loads(line)
+                length = max((len(cell.encode(errors="surrogatepass")) for cell in row), default=0)
+                if row:
+                    yield number, too_long(length, longest) if length > longest else row
+            code, words = exit_of(process)
+        if code:
+            raise _refusal(path, sheet, code, words)
 
 
 def _refusal(path: Path, sheet: str | None, code: int, cause: str) -> DataError:

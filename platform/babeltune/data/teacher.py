@@ -6,7 +6,7 @@ sweep file says so, and sentences of equal token length run together without pad
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -295,12 +295,9 @@ def build_teacher_store(
     store_bytes = len(texts) * 1024 * np.dtype(dtype).itemsize
 
     def store_of(encoder: FrozenModel) -> Path:
-        def write(folder: Path) -> Contents:
-            return _write(folder, texts, encoder, dtype, run_shards, progress)
-
-        return build(
-            root, "teacher", _deciding_settings(encoder) | shared, write, bytes_needed=store_bytes, resumable=True
-        )
+        write = partial(_write, texts=texts, teacher=encoder, dtype=dtype, run_shards=run_shards, progress=progress)
+        settings = _deciding_settings(encoder) | shared
+        return build(root, "teacher", settings, write, bytes_needed=store_bytes, resumable=True)
 
     def write_mixture(folder: Path) -> Contents:
         return _write_side_by_side(folder, [store_of(each) for each in teacher.encoders], teacher, len(texts), dtype)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
-from babeltune.data.read_progress import open_file
+from babeltune.data.read_progress import open_file, unchanged
 from babeltune.errors import DataError, list_of, shortened
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class Chunks(io.RawIOBase):
 
 @contextmanager
 def unpacked(path: Path, encoding: str | None = None) -> Iterator[io.BufferedReader]:
-    """The text of a file as `text_stream` gives it."""
-    with open_file(path) as raw:
+    """The text of a file as `text_stream` gives it. Raises `DataError` if the file changes meanwhile."""
+    with unchanged(path), open_file(path) as raw:
         yield text_stream(raw, path, encoding)
 
 
