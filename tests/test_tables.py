@@ -20,6 +20,7 @@ import yaml
 from scipy.stats import norm, t
 from sklearn.metrics import adjusted_rand_score
 
+from babeltune.data.alignment import stop_lists
 from babeltune.data.prepared import TextTask
 from babeltune.data.teacher import teacher_folder
 from babeltune.evaluation.metric_names import PARAMETERS, SPEED
@@ -43,6 +44,7 @@ from benchmarks.tables.spread import SHARES, density, percentiles_of, target_sim
 from benchmarks.tables.sweeps import Trained, assignments, next_rate, planned, search_points
 from benchmarks.tables.verdict import UNCHECKED, Judged, disagreements, judge, verdict
 from benchmarks.tables.words import with_words
+from small_models import static_model
 
 ROOT = Path(__file__).parents[1]
 RECORDS = {record["name"]: record for record in page.read_records()}
@@ -333,7 +335,10 @@ def test_a_density_is_that_of_the_values_whose_percentiles_are_kept():
 
 
 def test_rows_that_differ_in_dimensions_alone_have_a_picture_of_their_scores(tmp_path):
-    assert {name for name, record in RECORDS.items() if dims_of(record)} == {"mao_dims"}
+    assert {name for name, record in RECORDS.items() if dims_of(record)} == RECORDS.keys() & {
+        "mao_dims",
+        "mao_dims_192",
+    }
     page.write(RECORDS["mao_dims"], tmp_path)
     picture = (tmp_path / page.PAGES / "mao_dims.svg").read_bytes()
     assert picture == (ROOT / page.PAGES / "mao_dims.svg").read_bytes()
@@ -472,13 +477,20 @@ def test_the_sampling_error_of_scores_without_outcomes_is_not_known():
     assert sampling_error("test/set/xsim_error", [task("bitext", 100)], *rows) is None
 
 
+@pytest.fixture(scope="module")
+def promoted(tmp_path_factory):
+    """The folder of a registered model: the bundled teacher, or a static model as narrow as the reduced teacher."""
+    narrow = static_model(tmp_path_factory.mktemp("narrow"), dim=128)
+    return lambda name: str(narrow if "reduced" in name else teacher_folder(Teacher()))
+
+
 @pytest.mark.parametrize("name", TABLES)
-def test_each_sweep_of_a_table_can_be_read_and_has_a_trial_for_each_point(name):
+def test_each_sweep_of_a_table_can_be_read_and_has_a_trial_for_each_point(name, promoted):
     table = TABLES[name]
     for file, words in planned(replace(table, start=None)):
         started = [word for word in words if "start: models:" not in word]
         untrained = [re.sub(r'embeddings_from: "models:[^"]*", ', "", word) for word in started]
-        sweep = read_sweep(file, assignments=untrained, fetch=lambda _: str(teacher_folder(Teacher())))
+        sweep = read_sweep(file, assignments=untrained, fetch=promoted)
         assert sweep.budget.trials == len(sweep.sampler.points)
         assert sweep.training.pairs > 0
     named = {f"test/{task.name}" for task in sweep.data.test}
@@ -579,6 +591,24 @@ def test_a_table_that_is_trained_again_from_scratch_says_the_same(
     assert "small: every score is within the kept record's seeds" in capsys.readouterr().out
     opened = [(tmp_path / storage / "openings.jsonl").read_text().splitlines() for storage in ("home", "fresh")]
     assert len(opened[0]) == len(opened[1]) == 2 * 2 + 1
+
+
+def test_a_list_of_stop_words_is_read_from_where_the_table_writes_it(tmp_path, monkeypatch):
+    table = TABLES["chen_stop_words"]
+    table.text(tmp_path, tmp_path / "made")
+    monkeypatch.setenv("BABELTUNE_MADE", str(tmp_path / "made"))
+    (changes,) = (row.changes for row in table.rows if row.name == "a list")
+    words = read_sweep(table.sweep, assignments=list(changes)).data.words
+    ((language, rows),) = stop_lists(words, tmp_path, 1 << 20)
+    assert language == "eng"
+    assert {"the", "and", "of"} <= set(rows.columns["eng"])
+
+
+def test_the_printed_thresholds_are_those_of_figure_4_and_its_peak_is_better_than_each():
+    table = TABLES["tan_sigma_printed"]
+    assert sorted(row.settings["sigma"] for row in table.rows) == [0.5, 0.7, 0.9, 1.0]
+    assert {claim.better for claim in table.claims} == {"CO-Filter, sigma 0.9"}
+    assert len(table.claims) == 3
 
 
 def test_a_translator_learns_the_words_of_its_pairs():

@@ -19,7 +19,8 @@ from benchmarks.tables.chen_losses import CHEN_LONGER, CHEN_LOSSES
 from benchmarks.tables.definition import Record, Table
 from benchmarks.tables.departures import DEPARTURES
 from benchmarks.tables.li_depth import LI_DEPTH
-from benchmarks.tables.mao_dims import MAO_DIMS, MAO_DIMS_LONGER
+from benchmarks.tables.mao_dims import MAO_DIMS, MAO_DIMS_192, MAO_DIMS_LONGER
+from benchmarks.tables.mao_patterns import MAO_PATTERNS
 from benchmarks.tables.mao_shapes import MAO_SHAPES, MAO_SHAPES_LONGER
 from benchmarks.tables.mao_teacher import MAO_TEACHER
 from benchmarks.tables.mao_terms import MAO_TERMS
@@ -34,7 +35,7 @@ from benchmarks.tables.park_teachers import PARK_TEACHERS
 from benchmarks.tables.record import run
 from benchmarks.tables.sweeps import make_text, planned, read_planned
 from benchmarks.tables.tan_bt import TAN_BT
-from benchmarks.tables.tan_sigma import TAN_SIGMA
+from benchmarks.tables.tan_sigma import TAN_SIGMA, TAN_SIGMA_PRINTED
 from benchmarks.tables.tan_variants import TAN_VARIANTS
 from benchmarks.tables.verdict import disagreements
 from benchmarks.tables.which_method import WHICH_METHOD
@@ -48,7 +49,9 @@ TABLES = {
         *DEPARTURES,
         LI_DEPTH,
         MAO_DIMS,
+        MAO_DIMS_192,
         MAO_DIMS_LONGER,
+        MAO_PATTERNS,
         MAO_SHAPES,
         MAO_SHAPES_LONGER,
         MAO_TEACHER,
@@ -66,6 +69,7 @@ TABLES = {
         PARK_TEACHERS,
         TAN_BT,
         TAN_SIGMA,
+        TAN_SIGMA_PRINTED,
         TAN_VARIANTS,
         WHICH_METHOD,
     )

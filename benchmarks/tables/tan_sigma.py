@@ -1,5 +1,8 @@
 """The filter's threshold, the order of the text and the size of the queue: Tan et al. 2023, section 5 and figure 4."""
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from benchmarks.tables.definition import Claim, Column, Row, Table
 from benchmarks.tables.tan_variants import level_queues
 
@@ -15,7 +18,27 @@ def filtered(sigma: float) -> str:
     return f"CO-Filter, sigma {sigma:g}"
 
 
-PEAK = filtered(0.9)
+def row(sigma: float) -> Row:
+    """CO-Filter with this threshold."""
+    return Row(
+        name=filtered(sigma),
+        settings={"variant": "co_filter", "queue": 4096, "sigma": sigma},
+        when={"sigma": {"variant": "co_filter"}},
+    )
+
+
+def peaks(sigmas: Iterable[float]) -> tuple[Claim, ...]:
+    """That 0.9 is better than each of the others."""
+    return tuple(
+        Claim(better=PEAK, worse=filtered(sigma), metrics=BOTH, paper=f"{AT_THE_PEAK}; {SCORES}")
+        for sigma in sigmas
+        if sigma != PRINTED_PEAK
+    )
+
+
+PRINTED_PEAK = 0.9
+PEAK = filtered(PRINTED_PEAK)
+AT_THE_PEAK = "figure 4, Sinhala, BLEU: the peak is at sigma 0.9"
 SCORES = "extended by us to Russian and retrieval"
 
 TAN_SIGMA = Table(
@@ -38,14 +61,7 @@ TAN_SIGMA = Table(
     rows=(
         Row(name="CO", settings={"variant": "co", "queue": 4096}),
         *(Row(name=f"CO, queue {size}", settings={"variant": "co", "queue": size}) for size in QUEUES),
-        *(
-            Row(
-                name=filtered(sigma),
-                settings={"variant": "co_filter", "queue": 4096, "sigma": sigma},
-                when={"sigma": {"variant": "co_filter"}},
-            )
-            for sigma in SIGMAS
-        ),
+        *map(row, SIGMAS),
     ),
     columns=(Column(metric=SHORT, title="Tatoeba"), Column(metric=WIKI, title="FLORES")),
     logged={
@@ -55,16 +71,7 @@ TAN_SIGMA = Table(
     },
     distribution=("CO", PEAK),
     claims=(
-        *(
-            Claim(
-                better=PEAK,
-                worse=filtered(sigma),
-                metrics=BOTH,
-                paper=f"figure 4, Sinhala, BLEU: the peak is at sigma 0.9; {SCORES}",
-            )
-            for sigma in SIGMAS
-            if sigma != 0.9
-        ),
+        *peaks(SIGMAS),
         Claim(
             better=PEAK,
             worse="CO",
@@ -74,4 +81,19 @@ TAN_SIGMA = Table(
         *level_queues(QUEUES, BOTH),
     ),
     rates=(1e-4, 3e-4, 1e-3),
+)
+
+PRINTED = (1.0, 0.9, 0.7, 0.5)
+
+TAN_SIGMA_PRINTED = replace(
+    TAN_SIGMA,
+    name="tan_sigma_printed",
+    title="LASER3-CO-Filter: the printed thresholds",
+    paper="Tan et al. 2023, section 5.3 and figure 4.",
+    budget="",
+    ours="The sigmas of figure 4, trained as in `tan_sigma`, where most others are quantiles of the cosines of our "
+    "text.",
+    rows=tuple(map(row, PRINTED)),
+    distribution=(),
+    claims=peaks(PRINTED),
 )

@@ -264,7 +264,7 @@ def _prepare_values(document: Document, key: Key, value: JsonValue, environ: Map
     parts: list[str | int] = [*places]
     for part in parts:
         here, item = (*key, part), item_of(value, part)[0]
-        if isinstance(item, str) and (part in PATHS or key[-1] == "paths"):
+        if isinstance(item, str) and (part in PATHS or key[-1] in ("paths", "stop_list")):
             try:
                 set_item(value, part, expand_open(item, environ))
             except SpecError as error:
