@@ -94,6 +94,6 @@ MAO_DIMS_192 = replace(
     title="Dimension reduction: 192 dimensions",
     budget="",
     ours="The row of 192 dimensions, which `mao_dims` lacks, with its two neighbours. They are trained as there.",
-    rows=tuple(Row(name=named(dim), settings={"dim": dim}) for dim in (256, 192, 128)),
+    rows=tuple(Row(name=row_name(dim), settings={"dim": dim}) for dim in (256, 192, 128)),
     claims=(*claims(256, 192), *claims(192, 128)),
 )
