@@ -163,26 +163,48 @@ def test_what_the_store_refuses_does_not_hold_up_the_rest(store, tmp_path, clien
     assert len(params["long"]) == 6000
 
 
-def test_a_request_in_whose_midst_the_database_went_is_made_again(store, tmp_path, clients, monkeypatch):
-    """As MLflow says it of a connection that PostgreSQL has ended: as of a bad request."""
+@pytest.mark.parametrize("away", [0, 12])
+def test_a_request_in_whose_midst_the_database_went_is_made_again(store, tmp_path, clients, monkeypatch, away):
+    """As MLflow says it of a PostgreSQL that has ended a connection, and that starts up for a while: a bad request."""
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
     from mlflow.protos.databricks_pb2 import BAD_REQUEST
 
-    log_batch, broken = MlflowClient.log_batch, []
+    log_batch, get_experiment, failures = MlflowClient.log_batch, MlflowClient.get_experiment, []
 
-    def break_once(client, run, metrics=(), *others):
-        if metrics and not broken:
-            broken.append(run)
-            raise MlflowException("(pg8000.exceptions.InterfaceError) network error", error_code=BAD_REQUEST)
-        return log_batch(client, run, metrics, *others)
+    def fail(request):
+        failures.append(request)
+        raise MlflowException("(pg8000.dbapi.ProgrammingError) the database is starting up", error_code=BAD_REQUEST)
 
-    monkeypatch.setattr(MlflowClient, "log_batch", break_once)
+    def log(client, run, metrics=(), *others):
+        return fail("log") if metrics and len(failures) <= away else log_batch(client, run, metrics, *others)
+
+    def get(client, experiment):
+        return fail("get") if failures and len(failures) <= away else get_experiment(client, experiment)
+
+    monkeypatch.setattr("babeltune.tracking.tracker.RETRY_S", (0.01, 0.02))
+    monkeypatch.setattr(MlflowClient, "log_batch", log)
+    monkeypatch.setattr(MlflowClient, "get_experiment", get)
     tracker = a_sweep(EventLog(store, tmp_path / "events.jsonl", "babeltune"))
     tracker.metrics(0, points(1, 4))
     assert tracker.close(PATIENCE_S)
-    assert (broken, tracker.refused) == ([tracker.run_id(0)], 0)
+    assert (len(failures), tracker.refused) == (away + 1, 0)
     assert steps(clients(store), tracker.run_id(0)) == [1, 2, 3]
+
+
+def test_a_request_that_the_database_refuses_while_it_answers_is_counted(store, tmp_path, monkeypatch):
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import BAD_REQUEST
+
+    def refuse(client, run, metrics=(), *others):
+        raise MlflowException("value too long", error_code=BAD_REQUEST)
+
+    tracker = a_sweep(EventLog(store, tmp_path / "events.jsonl", "babeltune"))
+    monkeypatch.setattr(MlflowClient, "log_batch", refuse)
+    tracker.metrics(0, points(1, 4))
+    assert tracker.close(PATIENCE_S)
+    assert tracker.refused > 0
 
 
 def test_a_resumed_trial_goes_on_in_its_run_and_says_what_changed(store, tmp_path, clients):

@@ -46,7 +46,6 @@ TELL_EVERY_S = 1.0  # seconds between two words about how much MLflow has taken,
 BATCH_BYTES, BATCH_VALUES = 1 << 20, 20_000
 """Bytes of lines, and values of metrics, after which a batch takes no more lines before it is acknowledged."""
 _UNCLEAR = "BAD_REQUEST"  # MLflow's error code for a bad request, also if its database went away during the request
-_AGAIN_S = (0.5, 1.0, 2.0)  # seconds of the waits before such a request counts as refused
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", _UNCLEAR, "MALFORMED_REQUEST", "INVALID_STATE"})
 _log = logging.getLogger(__name__)
 
@@ -394,17 +393,17 @@ class _Sender:
         """Makes a request; what the store refuses for good is counted, not repeated for ever."""
         from mlflow.exceptions import MlflowException
 
-        for wait in (*_AGAIN_S, None):
+        for last in (False, True):
             try:
                 request(*arguments)
                 return
             except MlflowException as error:
                 if error.error_code not in _REFUSALS:
                     raise
-                if wait is None or error.error_code != _UNCLEAR:
+                if last or error.error_code != _UNCLEAR:
                     self._refuse(mlflow_client.first_line(error))
                     return
-                time.sleep(wait)
+            self.client.get_experiment(self.experiment_id)  # raises while the database is away: all is tried again
 
     def _refuse(self, reason: str) -> None:
         self.refused += 1
