@@ -56,7 +56,7 @@ SCENE_S = 1.5 * PATIENCE_S
 
 @contextmanager
 def nodes(*cpus, gpus=0, mirrors=None, **head):
-    """A head without CPUs, on which this driver is, and nodes with so many (and GPUs in name): the cluster and its
+    """A head without CPUs, on which this driver is, and nodes with these CPUs (and GPUs in name): the cluster and its
     worker nodes. Each node's mirror of a bucket is in `mirrors`, by number from the head."""
     places = [{} if mirrors is None else {"env_vars": {"BABELTUNE_CACHE": str(mirrors / str(n))}} for n in range(9)]
     alone = {"num_cpus": 0, "include_dashboard": False, **HERE, **places[0]}
@@ -372,8 +372,8 @@ def fill_a_gpu(folder):
 
 
 def autoscaling(folder, most=3, every=1):
-    """A head that starts nodes of one CPU, so many at most, by Ray's provider for tests, and ends those that idle; it
-    looks what is wanted `every` so many seconds."""
+    """A head that starts at most `most` nodes of one CPU, by Ray's provider for tests, and ends those that idle; it
+    checks the demand after `every` seconds."""
     os.environ |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": str(every)}
     port = free_port()
     node = {"node_config": {}, "min_workers": 0}

@@ -1,4 +1,4 @@
-"""What our departures from print change: LEALLA's scale and temperature, Park's rate and readings, Li's rate."""
+"""The effect of our departures from print: LEALLA's scale and temperature, Park's rate and readings, Li's rate."""
 
 from dataclasses import replace
 

@@ -148,7 +148,7 @@ def languages_of(words: list[str]) -> dict[str, str]:
 def record_of(
     model: str, digest: str, files: Files, examples: AllExamples, settings: Settings, outcome: Outcome
 ) -> TransferRecord:
-    """What was trained on what, with the scores of each language and their averages."""
+    """The record of a transfer: model, text, the scores of each language and their averages."""
     from babeltune.apps.transfer.finetune import DevText, Text, TransferRecord
     from babeltune.apps.transfer.scores import average
 

@@ -232,7 +232,7 @@ def read_file(source: Source, path: Path, names: Sequence[str], content: Digest,
 
 
 def unchanged(path: Path, read: Callable[[], Iterable[Result]]) -> Iterator[Result]:
-    """What is read of a file. `DataError` if the file changes meanwhile: its digest would not be that of its rows."""
+    """The content of a file. `DataError` if the file changes meanwhile: its digest would not be that of its rows."""
     before, refusal = version(path), None
     try:
         yield from read()

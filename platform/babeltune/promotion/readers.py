@@ -20,7 +20,7 @@ MISSING = "packages are missing; pip install 'babeltune[onnx]'"
 
 
 class Reader(Protocol):
-    """What encodes with such a folder."""
+    """An encoder of such a folder."""
 
     prompt: str
     """Put before every text."""

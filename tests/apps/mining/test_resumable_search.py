@@ -30,7 +30,7 @@ def sides(monkeypatch, tmp_path):
 
 @pytest.fixture
 def scanned(monkeypatch):
-    """The blocks that are searched; the search is interrupted in the block after so many as `left` says."""
+    """The blocks that are searched; the search is interrupted after `left` blocks."""
     blocks, scan = [], resumable_search.scan
     state = {"left": -1}
 

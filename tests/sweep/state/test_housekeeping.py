@@ -155,7 +155,7 @@ def test_nothing_of_a_running_sweep_is_removed(folder, storage):
 
 
 def leave_lease(folder, silent_for, **more):
-    """Leaves the lease of a driver on another machine, whose last heartbeat was so many seconds ago."""
+    """Leaves the lease of a driver on another machine, whose last heartbeat was this many seconds ago."""
     lease = Lease(host="elsewhere", machine="another", folder="/x", token=5, expiry_s=330.0, **more)
     (folder.path / OWNER).write_bytes(lease.encode())
     os.utime(folder.path / OWNER, (time.time() - silent_for,) * 2)

@@ -282,7 +282,7 @@ class TwoDrivers(RuleBasedStateMachine):
         return machine.driver
 
     def run(self, process: Process | None, steps: int, fate: str = FATES[0]) -> None:
-        """Lets the process make so many requests. Something may happen to the last one."""
+        """Lets the process make this many requests. Something may happen to the last one."""
         for left in range(steps, 0, -1) if process else ():
             process.step(fate if left == 1 else FATES[0])
 
@@ -545,7 +545,7 @@ def test_the_model_finds_the_report_that_an_unfenced_driver_loses(storage, in_st
 @pytest.mark.slow
 @pytest.mark.parametrize("after", range(14))
 def test_a_driver_that_stands_still_while_it_takes_over_harms_no_later_one(after, in_steps):
-    """It stands still after so many requests with the lease, and goes on when the other has made some with its own."""
+    """It stands still after some requests with the lease, and goes on when the other has made some with its own."""
     for done in (0, 4, 20):
         model = OnABucket()
         try:

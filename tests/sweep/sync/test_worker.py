@@ -47,7 +47,7 @@ def nodes(s3, request, tmp_path):
 
 
 def train(mirror, reports, keep, goal="maximize"):
-    """Leaves so many reports and these checkpoints, as training does. The metric is the report's number."""
+    """Leaves this many reports and these checkpoints, as training does. The metric is the report's number."""
     folder = mirror.path(KEY)
     state = {"trial": {"objectives": [{"metric": "dev/x", "goal": goal}]}}
     for index in keep:

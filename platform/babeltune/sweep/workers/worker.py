@@ -138,7 +138,7 @@ class Reporter:
 
 
 RunTrial = Callable[[TrialAssignment, Reporter, int, int, str], None]
-"""Trains the trial of an assignment on this rank, of so many, on this device (`run_trial.run`)."""
+"""Trains the trial of an assignment on one rank of the worker group, on this device (`run_trial.run`)."""
 
 
 def answer_of(call: ray.ObjectRef) -> Any:
