@@ -98,8 +98,8 @@ def old_words(path: str, line: int, text: str) -> Iterator[Fault]:
     for number, each in enumerate(text.split("\n")):
         allowed = ALLOWED.sub("", each) if ANY_BANNED.search(each) else ""
         for pattern, instead in BANNED.items() if allowed else ():
-            for found in re.finditer(pattern, allowed, re.IGNORECASE):
-                yield Fault(path, line + number, f"{found[0]!r} is of the old vocabulary; write: {instead}")
+            for match in re.finditer(pattern, allowed, re.IGNORECASE):
+                yield Fault(path, line + number, f"{match[0]!r} is of the old vocabulary; write: {instead}")
 
 
 def documented(tree: ast.AST) -> Iterator[tuple[ast.Constant, ast.stmt | None]]:
