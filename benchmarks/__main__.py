@@ -46,8 +46,8 @@ def run(name: str, package: str, place: Path) -> tuple[tuple[str, ...], bool]:
 
 
 def commit() -> str:
-    """The commit that is measured, with a plus if files were changed since; where there is no git, as
-    `BABELTUNE_COMMIT` says."""
+    """The measured commit, with a plus if files were changed since. `BABELTUNE_COMMIT` names it on a machine
+    without git."""
     if name := os.environ.get("BABELTUNE_COMMIT"):
         return name
     process = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What an adapter keeps of an old index: a static student's index of real news, asked by another kind of model.
+"""The recall of an old index through an adapter: a static student indexes real news, another kind of model asks.
 
 `python -m benchmarks.afternoon --place FOLDER` makes the student. `python -m benchmarks.adapter FOLDER NEW --json
 docs/measured/adapter.json` writes an index of more than 50,000 English texts with it, as `babeltune index` does. Maps

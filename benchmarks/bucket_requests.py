@@ -70,7 +70,7 @@ class RequestCounts:
 
 
 def kind_of(key: str) -> str:
-    """What an object is: a checkpoint, a store, or the record of this name."""
+    """The kind of an object: a checkpoint, a store, or the name of a record."""
     for kind in ("checkpoints", "stores"):
         if f"/{kind}" in key:
             return kind

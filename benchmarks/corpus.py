@@ -47,7 +47,7 @@ HEAD = f"{'pairs':>12} {'kept':>12} {'CPU s':>8} {'us/pair':>8} {'seconds':>8} {
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured at one size."""
+    """The measurements at one size."""
 
     pairs: int
     kept: int  # pairs that are trained on
@@ -80,7 +80,7 @@ def sentences(draw: np.random.Generator, words: Sequence[str], count: int) -> li
 
 
 def write_rows(file: TextIO, languages: tuple[str, str], pairs: int, seed: int, evals: Sequence[list[str]]) -> None:
-    """A table of so many rows. A few come from the `evals`, the two sides of a set."""
+    """A table of this many rows. A few come from the `evals`, the two sides of a set."""
     words = [vocabulary(language) for language in languages]
     file.write("\t".join(languages) + "\n")
     for start in range(0, pairs, BLOCK):
@@ -103,7 +103,7 @@ def write_rows(file: TextIO, languages: tuple[str, str], pairs: int, seed: int, 
 
 
 def make_data(folder: Path, pairs: int) -> Data:
-    """Writes so many pairs in three files, a dev and a test set; the cleaning that a sweep file would ask for."""
+    """Writes this many pairs in three files, a dev and a test set. Returns the data section of a sweep."""
     words = {language: vocabulary(language) for language in LANGUAGES}
     tasks = []
     sides: list[list[str]] = []
@@ -159,7 +159,7 @@ def watched() -> Iterator[Callable[[], int]]:
 
 
 def measure(folder: Path, pairs: int, smaller: int = 1) -> Figures:
-    """Cleans a corpus of so many pairs, with bounds on memory that are this many times smaller than the real ones."""
+    """Cleans a corpus of `pairs` pairs, with the bounds on memory divided by `smaller`."""
     arrays.LARGE_ARRAY_BYTES, texts.LARGE_TEXTS_BYTES = (
         arrays.LARGE_ARRAY_BYTES // smaller,
         texts.LARGE_TEXTS_BYTES // smaller,
@@ -184,7 +184,7 @@ def measure_anywhere(pairs: int, smaller: int) -> Figures:
 
 
 def faults(sizes: Sequence[Figures]) -> list[str]:
-    """What memory grew by, or where it is too much."""
+    """A line for each goal that was missed."""
     small, large, broken = sizes[0], sizes[-1], []
     if large.memory > MOST_MEMORY:
         broken.append(

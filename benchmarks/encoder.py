@@ -70,7 +70,7 @@ def peer(
     folder: Path,
     **settings: Any,
 ) -> int:
-    """Trains a model of sentence-transformers for so many CPU seconds into the folder; returns the rows seen."""
+    """Trains a model of sentence-transformers for `seconds` CPU seconds into the folder. Returns the rows seen."""
 
     def train(steps: int) -> tuple[SentenceTransformer, float]:
         torch.manual_seed(seed)
@@ -163,7 +163,7 @@ def contestants(storage: Path) -> Mapping[str, Contestant]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; the exit code is 1 where a goal is missed."""
+    """Runs the benchmark; the exit code is 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, seconds=[60, 300], seeds=[0, 1, 2])
     rows = run_rows(parser.parse_args(arguments), list(TRAINED), contestants)

@@ -39,14 +39,14 @@ THREADS = 2
 MAX_TOKENS = 128  # longer sentences are cut, by both; a model that takes fewer cuts more
 ROOT = Path(os.environ.get("BABELTUNE_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
 TOLERANCE = 2e-3
-"""Largest difference of a score that both compute, or one sentence of a set's rows, where two candidates are equally
+"""Largest difference of a score that both compute, or one sentence of a set's rows, if two candidates are equally
 near."""
 ALIKE = ("accuracy_forward", "accuracy_backward", "spearman", "pearson")
 """Metrics that both define alike; mteb's heads and clusterings learn from drawn samples."""
 
 
 def tasks_of(languages: int, rows: int) -> list[TextTask]:
-    """The four tasks, with so many languages of each corpus and rows of each language at most."""
+    """The four tasks, with at most this number of languages of each corpus, and of rows of each language."""
 
     def files(folder: str, pattern: str, first: str) -> dict[str, str]:
         paths = sorted((ROOT / folder).glob(f"*{pattern}"))

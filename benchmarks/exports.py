@@ -1,4 +1,4 @@
-"""What a promoted model costs and loses in each of its forms.
+"""Size, speed and loss of a promoted model in each of its forms.
 
 `python -m benchmarks.afternoon --place FOLDER` makes the sweep; `python -m benchmarks.exports FOLDER` exports its
 first trial, which is wider than its vectors, and its champion as tables of whole numbers, and a Transformer as a
@@ -102,7 +102,7 @@ def row(
 
 
 def adapted(cluster: Cluster, place: Path) -> dict[str, Any]:
-    """What the second best trial's queries find in the champion's index."""
+    """The recall of the second best trial's queries in the champion's index."""
     from babeltune.promotion.adapter import make_adapter
     from babeltune.sweep.state.folder import find_sweep
     from babeltune.sweep.state.leaderboard import leaderboard

@@ -23,7 +23,7 @@ SETTINGS = ("student.kind", "student.keep_layers", "student.vocabulary")
 
 
 def record_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the table says of each row: trials by their student, other models by their name. A teacher has no size."""
+    """The rows of the table: trials by their student, other models by their name. A teacher has no size."""
     students = []
     for row in rows:
         params, metrics = row["params"], row["metrics"]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 LEFT, RIGHT, DIM, K = 16_384, 32_768, 384, 4
 GOAL, LOOP_GOAL = 1.5, 100
 MEMORY = (4_096, 16_384, 65_536)
-FLAT = 1.5  # memory at the largest n may be so many times that at the smallest: allocators keep what they freed
+FLAT = 1.5  # largest growth of memory from the smallest n to the largest; allocators keep what they freed
 SAMPLED = 0.005  # seconds between two looks at a process's memory
 TIE = 1e-6  # cosines this near are a tie: two products in fp32 differ by less
 RECALL_GOAL = 0.999
@@ -47,7 +47,7 @@ text beside another's vector, finds less."""
 THREADS = 2
 TEXT = ("wmt_news/fra-eng.tsv.gz", "tatoeba_challenge/fra-eng.tsv.gz")
 MORE = ("wmt_news/*-eng.tsv.gz", "tatoeba_challenge/*-eng.tsv.gz")
-"""Other languages' text, where more sentences are asked for than the French has."""
+"""Other languages' text, if more sentences are asked for than the French has."""
 
 
 def make_vectors(left: int, right: int, dim: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -154,7 +154,7 @@ def margins(x: NDArray[np.float32], y: NDArray[np.float32], matches: Matches) ->
 
 
 def random_shards(count: int, dim: int, seed: int) -> Iterator[NDArray[np.float32]]:
-    """So many unit vectors, a shard at a time."""
+    """This many unit vectors, a shard at a time."""
     rng = np.random.default_rng(seed)
     for start in range(0, count, SHARD):
         part = rng.standard_normal((min(SHARD, count - start), dim), np.float32)

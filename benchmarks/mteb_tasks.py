@@ -15,7 +15,7 @@ BATCH = 32  # mteb's
 
 
 def mteb_scores(tasks: Sequence[TextTask], model: SentenceTransformer) -> dict[str, float]:
-    """What mteb's tasks say of a model, by our names `test/TASK/SUBSET/METRIC`."""
+    """The scores of a model on mteb's tasks, by our names `test/TASK/SUBSET/METRIC`."""
     return run(as_mteb(tasks), model)
 
 

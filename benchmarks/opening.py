@@ -1,4 +1,4 @@
-"""What the driver itself spends to open worker groups: CPU seconds and memory, at three numbers of groups.
+"""The driver's own cost of opening worker groups: CPU seconds and memory, at three numbers of groups.
 
 The pool, its dispatcher and Ray Train's trainers are the sweep's own. The controllers ask for a resource that no node
 has, so Ray accepts them and starts no process: this machine holds a few real groups only. A stand-in asks the
@@ -44,7 +44,7 @@ class Unplaced(WorkerGroupTrainer):
 
 @dataclass(frozen=True)
 class OpeningCost:
-    """What so many groups cost the driver."""
+    """The driver's cost of this many groups."""
 
     groups: int
     cpu: float
@@ -99,7 +99,7 @@ def opened(groups: int, place: Path) -> OpeningCost:
 
 
 def faults(sizes: list[OpeningCost]) -> list[str]:
-    """What missed its goal."""
+    """The missed goals."""
     small, large, broken = sizes[0], sizes[-1], []
     if large.cpu > MOST_SECONDS:
         broken.append(f"{large.groups} groups took {large.cpu:.0f} CPU seconds, allowed {MOST_SECONDS:g}")

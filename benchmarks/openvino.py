@@ -36,7 +36,7 @@ def batch(folder: Path) -> Inputs:
 
 
 def runners(graph: Path, small: Path, inputs: Inputs) -> dict[str, Callable[[], object]]:
-    """What runs the batch, by the runtime and the bits."""
+    """The functions that run the batch, by the runtime and the bits."""
     import nncf  # type: ignore[import-not-found, unused-ignore]
     import openvino  # type: ignore[import-not-found, unused-ignore]
 

@@ -8,7 +8,7 @@ others either side has one language alone.
 
     python -m benchmarks.parity                     all-MiniLM-L6-v2
     python -m benchmarks.parity MODEL [MODEL ...]   folders of sentence-transformers models
-    python -m benchmarks.parity --rows 100          so many rows of each set: to see that it runs"""
+    python -m benchmarks.parity --rows 100          at most 100 rows of each set: a short run"""
 
 import argparse
 import itertools
@@ -58,7 +58,7 @@ class Cell:
 
 
 def tasks(rows: int | None = None) -> list[TextTask]:
-    """NTREX and Tatoeba, mining sets of NTREX, STS-B and KorSTS, SIB-200 in English, each whole or of so many rows."""
+    """NTREX and Tatoeba, mining sets of NTREX, STS-B and KorSTS, SIB-200 in English. `rows` limits each set."""
     files = {code: f"ntrex/{code}.tsv.gz" for code in LANGUAGES}
     sib = TsvSource(name="sib", id="id", paths={code: f"sib200/{code}.tsv.gz" for code in ("eng_Latn", "fra_Latn")})
     sets: list[Bitext | Sts | Clustering | Transfer] = [
@@ -221,7 +221,7 @@ REFERENCES = {"bitext": _bitext, "mining": _mining, "sts": _sts, "clustering": _
 
 
 def main() -> None:
-    """Prints a table for each model; ends with 1 where a cell differs by more than its tolerance."""
+    """Prints a table for each model; ends with 1 if a cell differs by more than its tolerance."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--rows", type=int, metavar="N", help="rows of each set; all when left out")

@@ -1,4 +1,4 @@
-"""What two engines that were tried and dropped cost beside ours: obstore for small objects, and DuckDB for text.
+"""The costs of two dropped engines beside ours: obstore for small objects, and DuckDB for text.
 
 `docs/architecture.md` says why they were dropped. The product needs neither: `pip install 'babeltune[tried]'` brings
 them. Objects go to an S3 server (moto) of another process: each is written if it is absent, and then read. Text is

@@ -1,4 +1,4 @@
-"""What benchmarks of quality share: text, scores, training for so many CPU seconds, and rows on disk.
+"""Shared parts of the quality benchmarks: text, scores, training for a number of CPU seconds, and rows on disk.
 
 `benchmarks.encoder` and `benchmarks.quality_curve` use it. Each training is one row in a file of its own, so that a
 benchmark can be interrupted, run as several jobs, and printed once all rows are there."""
@@ -105,14 +105,14 @@ def read_work(sweep_file: str, settings: Mapping[str, object], storage: Path, *a
 
 
 def read_fixed(sweep_file: str, settings: Mapping[str, object], *assignments: str) -> Sweep:
-    """The sweep file, with these values in place of all that it searches, and without points where it begins."""
+    """The sweep file, with these values in place of all that it searches, and without first points."""
     fixed = f"parameters={json.dumps({key: {'const': value} for key, value in settings.items()})}"
     other = ["student={max_tokens: 64, projection: teacher}"] if settings.get("student.kind") == "transformer" else []
     return read_sweep(sweep_file, overlays=[REAL], assignments=["sampler.points=[]", *other, fixed, *assignments])
 
 
 def pairs_within(trial: Trial, prepared: Prepared, seconds: float) -> int:
-    """The pairs that a trial trains on in so many CPU seconds, by the speed of its first batches."""
+    """The pairs that a trial trains on in `seconds` CPU seconds, by the speed of its first batches."""
     run, meter = start(trial, prepared), Averages(every=10**9)
     steps = min(TRIED, len(run.steps.schedule) - 1)
     if steps < 1:
@@ -126,7 +126,7 @@ def pairs_within(trial: Trial, prepared: Prepared, seconds: float) -> int:
 
 
 def train_within(work: Work, trial: Trial, seconds: float, folder: Path) -> int:
-    """Trains for so many CPU seconds, at whose end the schedule ends; exports into the folder; returns the pairs."""
+    """Trains for `seconds` CPU seconds, the length of the schedule, and exports into the folder. Returns the pairs."""
     pairs = max(trial.training.global_batch, pairs_within(trial, work.prepared, seconds))
     trial = replace(trial, training=replace(trial.training, pairs=pairs, reports=1))
     run, meter = start(trial, work.prepared), Averages(every=10**9)
@@ -155,7 +155,7 @@ def train_averaged(work: Work, trial: Trial, seconds: float, runs: int, folder: 
 
 
 Contestant = Callable[[float, int, Path], tuple[int, Work]]
-"""Trains for so many CPU seconds with a seed into a folder; returns the pairs seen, and the work that scores it."""
+"""Trains for a number of CPU seconds with a seed. Returns the pairs seen, and the work that scores the folder."""
 
 
 def add_options(parser: argparse.ArgumentParser, *, seconds: Sequence[float], seeds: Sequence[int]) -> None:

@@ -31,7 +31,7 @@ MEMORY_SHARE = 0.1  # the largest share of the bytes of batch x queue x dim that
 
 @dataclass(frozen=True)
 class Vectors:
-    """What both get: the student's vectors, the teacher's, and what the queue holds."""
+    """The input of both: the student's vectors, the teacher's, and those of the queue."""
 
     student: Float[Tensor, "pairs dim"]
     teacher: Float[Tensor, "pairs dim"]
@@ -109,7 +109,7 @@ def difference(vectors: Vectors, steps: int = 2) -> tuple[float, float]:
 
 
 def evaluate_once(side: str, pairs: int, entries: int, dim: int) -> None:
-    """What a process whose memory is measured does: make the `inputs`, or a step of `ours` besides."""
+    """The work of the measured process: makes the `inputs`, and takes a step if `side` is `ours`."""
     Ours(make_vectors(4, 8, 4)).step()  # so that code that is loaded late is not counted
     vectors = make_vectors(pairs, entries, dim)
     if side == "ours":

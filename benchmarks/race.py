@@ -93,7 +93,7 @@ def race(ours: Callable[[], float], peer: Callable[[], float], rounds: int) -> l
 
 
 def in_own_process(function: Callable[..., Value], *arguments: Any) -> Value:
-    """What the (module-level) function returns in a fresh process."""
+    """The result of a module-level function in a fresh process."""
     value: Value = _received(function.__name__, function, arguments)
     return value
 

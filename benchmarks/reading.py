@@ -1,4 +1,4 @@
-"""What it costs to look at large sweeps: `status`, `report` and a viewer of 10,000 trials, and `runs` of 500 sweeps.
+"""The cost of reading large sweeps: `status`, `report` and a viewer of 10,000 trials, and `runs` of 500 sweeps.
 
 `TRIALS` and `SWEEPS` in the environment give other numbers. The sweeps are written by the functions that a driver and
 its workers write with; nothing is trained. Each command is a process of its own, and its CPU seconds and its peak of
@@ -73,7 +73,7 @@ def report_of(number: int, index: int) -> Report:
 
 
 def write_sweep(storage: Path, sweep: Sweep, trials: int) -> SweepFolder:
-    """A finished sweep of so many trials."""
+    """A finished sweep of this many trials."""
     folder = SweepFolder(storage / "sweeps" / sweep_id(sweep))
     folder.path.mkdir(parents=True)
     folder.write("sweep.json", sweep)

@@ -25,7 +25,7 @@ def records(name: str) -> list[list[str]]:
 
 
 def of_command(beginning: str, pattern: str) -> str:
-    """What a pattern finds in the figures of the single command whose description begins like this."""
+    """The first group of a pattern in the figures of the one command whose description begins like this."""
     (figures,) = (figures for title, _, figures in records("figures") if title.startswith(beginning))
     if match := re.search(pattern, figures):
         return match[1]

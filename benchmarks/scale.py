@@ -54,7 +54,7 @@ def trial_of_a_sweep() -> dict[str, Any]:
 
 
 def assignment_of(trial: str) -> str:
-    """What a worker group gets: some 2 KB."""
+    """An assignment for a worker group, of some 2 KB."""
     return TrialAssignment(folder=trial, trial=trial_of_a_sweep(), prepared="prepared.json", token=1).encode()
 
 
@@ -70,7 +70,7 @@ class Calls(Protocol):
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured at one size."""
+    """The measurements at one size."""
 
     groups: int
     rate: float  # reports by CPU second
@@ -139,7 +139,7 @@ class Played:
         self.delays.append(time.perf_counter() - started)
 
     async def flat_out(self, reports: int) -> None:
-        """All trials report as fast as they may, so many reports together."""
+        """All trials report as fast as they can, until `reports` reports have arrived."""
 
         async def trial_of(trial: str) -> None:
             while next(self._left) < reports:
@@ -148,7 +148,7 @@ class Played:
         await asyncio.gather(*map(trial_of, self._trials))
 
     async def steadily(self, rate: float, seconds: float) -> None:
-        """Trials report in turn, so many a second together."""
+        """Trials report in turn, at `rate` reports a second in all."""
         begun, reports = time.perf_counter(), []
         for number in range(int(rate * seconds)):
             await asyncio.sleep(max(0.0, begun + number / rate - time.perf_counter()))
@@ -202,7 +202,7 @@ class ByRay:
 
 
 def as_an_actor(groups: int) -> str:
-    """What one actor does for so many trials, in words."""
+    """A sentence on the work of one actor for this many trials."""
     import ray
 
     from babeltune.sweep.workers.connection import local_ray
@@ -230,7 +230,7 @@ def as_an_actor(groups: int) -> str:
 
 
 def faults(sizes: list[Figures], base: int) -> list[str]:
-    """What missed its goal, or grew faster than the number of groups."""
+    """The missed goals, and the figures that grew faster than the number of groups."""
     small, large, broken = sizes[0], sizes[-1], []
     if large.rate < LEAST_RATE:
         broken.append(f"{large.rate:.0f} reports/s at {large.groups} groups, at least {LEAST_RATE:g} are asked for")
@@ -243,7 +243,7 @@ def faults(sizes: list[Figures], base: int) -> list[str]:
 
 
 def cleaned() -> tuple[list[corpus.Figures], list[str]]:
-    """What a corpus takes at three sizes, and what grew faster than its pairs."""
+    """The cost of a corpus at three sizes, and the figures that grew faster than its pairs."""
     print(corpus.HEAD)
     sizes = []
     for pairs in corpus.SIZES:

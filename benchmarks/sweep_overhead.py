@@ -41,15 +41,15 @@ METRIC = "dev/score"
 
 
 class ExampleRequest(TypedDict):
-    """What a trial does: reports with a value that rises, over some seconds of sleep."""
+    """The work of a trial: reports with a rising value, over some seconds of sleep."""
 
     reports: int
     seconds: float
     value: float
 
 
-def work(assignment: TrialAssignment, dispatcher: DispatcherReporter, rank: int, world: int, device: str) -> None:
-    """What a worker group runs as a trial: so many `reports` over so many `seconds` of sleep."""
+def work(assignment: TrialAssignment, dispatcher: Reporter, rank: int, world: int, device: str) -> None:
+    """A worker group's trial: `reports` reports over `seconds` seconds of sleep."""
     request = cast("ExampleRequest", assignment.trial)
     reports, seconds, value = request["reports"], request["seconds"], request["value"]
     for index in range(1, reports + 1):
@@ -96,7 +96,7 @@ def wait_for(pool: WorkerPool) -> None:
 
 
 def run(sweep: Sweep, pool: WorkerPool, folder: Path, seconds: float, on_event: OnEvent) -> float:
-    """Seconds of one search of the sweep's trials, of so many seconds of work each."""
+    """Seconds of one search of the sweep's trials, each with `seconds` of work."""
     folder.mkdir(parents=True)
     shape = {"reports": sweep.training.reports, "seconds": seconds}
 

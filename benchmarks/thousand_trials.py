@@ -96,7 +96,7 @@ class Watch:
         return self.growth() * 2**20 / 1000 / (TRIALS - PART)
 
     def faults(self) -> list[str]:
-        """What grew with the number of trials, or took too long."""
+        """The figures that grew with the number of trials, or took too long."""
         broken = []
         if (allowed := BASE_MIB + GROWTH_KB * 1000 * (TRIALS - PART) / 2**20) < self.growth():
             broken.append(f"memory grew by {self.growth():.0f} MiB, allowed {allowed:.0f}")

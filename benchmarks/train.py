@@ -162,7 +162,7 @@ def largest_difference(ours_by_name: dict[str, Tensor], peer_by_name: dict[str, 
 
 
 def own_gradients(run: TrialTrainer) -> dict[str, Tensor]:
-    """What a backward pass left in our student's parameters."""
+    """The gradients in our student's parameters after a backward pass."""
     gradients = {name: p.grad for name, p in run.train_step.encoder.named_parameters() if p.grad is not None}
     return {name: gradient.to_dense() for name, gradient in gradients.items()}
 

@@ -188,7 +188,7 @@ def open_group(storage: Path) -> WorkerPool:
 
 
 def seconds(rows: Sequence[Row], cold: Sequence[float]) -> str:
-    """What either takes, in words."""
+    """The times of both, in words."""
     ours, peer = (statistics.median(side) for side in ([row.ours for row in rows], [row.peer for row in rows]))
     first = statistics.median(cold)
     return (

@@ -64,7 +64,7 @@ def texts_of(prepared: Prepared) -> list[str]:
 
 
 def part_of(prepared: Prepared, pairs: int, folder: Path) -> tuple[Prepared, list[str]]:
-    """The same with so many of its pairs, in a new folder; and their distinct anchors, in the teacher store's order."""
+    """A sample of the pairs in a new folder, and their distinct anchors in the teacher store's order."""
     sampled_rows = np.random.default_rng(0).permutation(len(prepared.pairs()))[:pairs]
     texts = texts_of(prepared)
     rows = np.full(len(texts), -1, np.int32)

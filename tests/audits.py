@@ -9,8 +9,8 @@ from babeltune.sweep.sync.audit import AUDIT, AuditLine
 def read_audit(storage):
     """The lines of a storage, the first first. A line that was cut off is passed over."""
     path = storage / AUDIT
-    found = []
+    lines = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError, TypeError):
-            found.append(AuditLine(**json.loads(line)))
-    return found
+            lines.append(AuditLine(**json.loads(line)))
+    return lines

@@ -26,8 +26,8 @@ class Sound(Method):
     def loss(self, encode, batch, gather):
         self.check(batch)
         source, target = encode(batch.source), gather(encode(batch.target))
-        own = torch.arange(len(source)) + gather.offset(len(source))
-        ranking = cross_entropy(self.scores(source, target), own, reduction="sum")
+        own_columns = torch.arange(len(source)) + gather.offset(len(source))
+        ranking = cross_entropy(self.scores(source, target), own_columns, reduction="sum")
         distance = (source - self.teacher(batch)).square().sum()
         total = (ranking + distance) / batch.total * self.factor(batch, source)
         self.calls += 1

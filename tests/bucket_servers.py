@@ -196,12 +196,12 @@ class Preconditions:
                         return
                     headers = {k: v for k, v in self.headers.items() if k.lower() not in ("host", "content-length")}
                     address = f"{server.address}{self.path}"
-                    found = requests.request(self.command, address, data=body, headers=headers, timeout=PATIENCE_S)
-                self.reply(found.status_code, found.content, found.headers.get("Content-Type", ""))
+                    answer = requests.request(self.command, address, data=body, headers=headers, timeout=PATIENCE_S)
+                self.reply(answer.status_code, answer.content, answer.headers.get("Content-Type", ""))
 
             def generation(self, key: str) -> str:
-                found = requests.get(server._object(key), timeout=PATIENCE_S)
-                return found.json()["generation"] if found.ok else "0"
+                answer = requests.get(server._object(key), timeout=PATIENCE_S)
+                return answer.json()["generation"] if answer.ok else "0"
 
             def reply(self, code: int, content: bytes, kind: str) -> None:
                 self.send_response(code)

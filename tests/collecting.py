@@ -4,9 +4,9 @@ from babeltune.files import plain
 
 
 class Collect:
-    """Keeps reports, and says when to stop: after so many of them, or at a look between two.
+    """Keeps reports, and says when to stop: after a number of them, or between two.
 
-    `dies_at`: the process ends once so many checkpoints between two reports are on the disk."""
+    `dies_at`: the process ends once this many checkpoints between two reports are on the disk."""
 
     def __init__(self, most=100, stop_at=None, dies_at=None):
         self.reports, self.most = [], most

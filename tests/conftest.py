@@ -360,12 +360,12 @@ def tiny_stores(tiny_file, common_folder):
     from babeltune.planning.preparation import prepare
     from babeltune.planning.sweep_file import read_sweep
 
-    made = common_folder / "tiny"
+    stores = common_folder / "tiny"
     with FileLock(common_folder / "tiny.lock"):
-        if not made.exists():
+        if not stores.exists():
             prepare(read_sweep(tiny_file), common_folder / "preparing")
-            (common_folder / "preparing").rename(made)
-    return made / "stores"
+            (common_folder / "preparing").rename(stores)
+    return stores / "stores"
 
 
 @pytest.fixture(scope="session")

@@ -31,16 +31,18 @@ def handler(hub):
             if self.headers.get("Authorization") != f"Bearer {hub.token}":
                 self.answer({"error": "Invalid user token"}, 401)
             elif self.path == "/api/repos/create":
-                asked = json.loads(body)
-                name = f"{asked.get('organization') or 'me'}/{asked['name']}"
+                request_body = json.loads(body)
+                name = f"{request_body.get('organization') or 'me'}/{request_body['name']}"
                 new = name not in hub.repositories
-                hub.repositories.setdefault(name, asked.get("visibility") == "private" or asked.get("private", False))
+                hub.repositories.setdefault(
+                    name, request_body.get("visibility") == "private" or request_body.get("private", False)
+                )
                 self.answer({"url": f"{hub.url}/{name}"}, 200 if new else 409)
             elif self.path == "/api/validate-yaml":
                 self.answer({"errors": [], "warnings": []})
             elif "/preupload/" in self.path:
-                asked = json.loads(body)["files"]
-                modes = [(each["path"], each["path"].endswith(".safetensors")) for each in asked]
+                request_body = json.loads(body)["files"]
+                modes = [(each["path"], each["path"].endswith(".safetensors")) for each in request_body]
                 large = [
                     {"path": p, "uploadMode": "lfs" if big else "regular", "shouldIgnore": False} for p, big in modes
                 ]

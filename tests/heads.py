@@ -41,12 +41,14 @@ def started_head(environment, log):
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
     command += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1"]
     command += [f"{option}={ports[name]}" for name, option in OPTIONS.items()]
-    own = tempfile.mkdtemp(dir="/tmp")  # short, for Ray puts sockets there; in the common one jobs find other heads
-    command += ["--num-cpus=4", f"--object-store-memory={200 * 2**20}", f"--temp-dir={own}"]
-    with log.open("w") as said:
-        process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
+    temporary = tempfile.mkdtemp(
+        dir="/tmp"
+    )  # short, for Ray puts sockets there; in the common one jobs find other heads
+    command += ["--num-cpus=4", f"--object-store-memory={200 * 2**20}", f"--temp-dir={temporary}"]
+    with log.open("w") as log_file:
+        process = subprocess.Popen(command, env=environment, stdout=log_file, stderr=log_file, start_new_session=True)
     try:
-        yield process, ports, Path(own)
+        yield process, ports, Path(temporary)
     finally:  # `ray start --block` takes half a minute to end by SIGTERM
         with contextlib.suppress(psutil.NoSuchProcess):
             family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
@@ -55,4 +57,4 @@ def started_head(environment, log):
                     one.kill()
             psutil.wait_procs(family, timeout=PATIENCE_S)
         process.wait(PATIENCE_S)
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)

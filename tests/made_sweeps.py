@@ -42,8 +42,8 @@ def add_trial(folder, number, scores, state=None, reason="", **params):
         pairs = {"dev/everyday/fra-eng/accuracy": score + 0.1, "dev/everyday/kor-eng/accuracy": score - 0.1}
         metrics = {METRIC: score, **pairs, "dev/sts/eng/spearman": 1 - score, "dev/sts/spearman": 1 - score}
         last = state == "finished" and index == len(scores)
-        counted = {"index": index, "step": 10 * index, "pairs": 320 * index, "seconds": 7.0 * index}
-        reports.append(Report(**counted, metrics=metrics, last=last))
+        counts = {"index": index, "step": 10 * index, "pairs": 320 * index, "seconds": 7.0 * index}
+        reports.append(Report(**counts, metrics=metrics, last=last))
     write_json(place / PROGRESS, {"step": 10 * len(scores) + 5, "steps": 20, "loss": 1.2345})
     log_trial(folder, number, params, reports, state, reason)
 

@@ -27,8 +27,8 @@ class Mistake:
     def row(self) -> str:
         """The line of the page's table."""
         parts = [part.strip() for part in dict.fromkeys((self.value, self.rule, self.step))]
-        said = " … ".join(part for part in parts if not any(part != each and part in each for each in parts))
-        words = re.sub(r"\{(\w+)\}", lambda name: SHOWN[name[1]], said).replace("|", r"\|")
+        message = " … ".join(part for part in parts if not any(part != each and part in each for each in parts))
+        words = re.sub(r"\{(\w+)\}", lambda name: SHOWN[name[1]], message).replace("|", r"\|")
         return f"| {self.did} | {words} |"
 
 

@@ -8,15 +8,15 @@ from babeltune.sweep.state.log import LEDGER, Ledger
 def replay(lines, sweep, suggest, warm=()):
     """The parameters by trial number that the recorded order of results leads to, in a study in memory."""
     proposals = Proposals(sweep, suggest, warm)
-    found = {}
+    params_by_number = {}
 
     def drawn_again(_):
         number, params = proposals.ask()
-        found[number] = params
+        params_by_number[number] = params
         return number
 
     follow(lines, proposals, drawn_again)
-    return found
+    return params_by_number
 
 
 def trials_in(folder, sweep, suggest):

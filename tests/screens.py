@@ -37,9 +37,9 @@ def barriers(page):
 
     for folded in page.locator("details").all():
         folded.evaluate("each => each.open = true")
-    found = Axe().run(page).response
-    assert len(found["passes"]) > 15, "it has looked at the page"
-    return [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found["violations"]]
+    response = Axe().run(page).response
+    assert len(response["passes"]) > 15, "it has looked at the page"
+    return [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in response["violations"]]
 
 
 def kept(page, name, **settings):

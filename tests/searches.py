@@ -9,6 +9,6 @@ def both_ways(left, right, k, *, precision="fp32", tile=None, progress=uncounted
     """The k nearest neighbours of `left` in `right`, and of right in left."""
     x, y = UnitRows(left), UnitRows(right)
     check(x, y, k)
-    found = nothing(len(x), len(y), k, precision)
-    scan(x, y, found, Tile((0, len(x)), (0, len(y))), precision=precision, tile=tile, progress=progress)
-    return settle(x, y, found, k, precision)
+    best = nothing(len(x), len(y), k, precision)
+    scan(x, y, best, Block((0, len(x)), (0, len(y))), precision=precision, tile=tile, progress=progress)
+    return settle(x, y, best, k, precision)

@@ -56,7 +56,7 @@ SCENE_S = 1.5 * PATIENCE_S
 
 @contextmanager
 def nodes(*cpus, gpus=0, mirrors=None, **head):
-    """A head without CPUs, on which this driver is, and nodes with so many (and GPUs in name): the cluster and its
+    """A head without CPUs, on which this driver is, and nodes with these CPUs (and GPUs in name): the cluster and its
     worker nodes. Each node's mirror of a bucket is in `mirrors`, by number from the head."""
     places = [{} if mirrors is None else {"env_vars": {"BABELTUNE_CACHE": str(mirrors / str(n))}} for n in range(9)]
     alone = {"num_cpus": 0, "include_dashboard": False, **HERE, **places[0]}
@@ -197,8 +197,8 @@ def asks_the_head(port, certificates):
     credentials = None
     if certificates is not None:
         authority = Path(os.environ["RAY_TLS_CA_CERT"]).read_bytes()
-        own = [(certificates / name).read_bytes() for name in ("tls.key", "tls.crt")]
-        credentials = grpc.ssl_channel_credentials(authority, *own)
+        key_pair = [(certificates / name).read_bytes() for name in ("tls.key", "tls.crt")]
+        credentials = grpc.ssl_channel_credentials(authority, *key_pair)
     address = f"127.0.0.1:{port}"
     channel = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
     with channel:
@@ -215,16 +215,18 @@ def controllers_beside_ranks(folder):
     they take there."""
     with nodes(1, 1), pool_of(**settings(folder, count=2, workers=1)) as pool:
         until(pool, lambda: pool.dispatcher.free() == 2)
-        own, found = ray.get_runtime_context().get_node_id(), []
+        own_node, actors = ray.get_runtime_context().get_node_id(), []
         for actor in ray._private.state.actors().values():
             if actor["State"] == "ALIVE":
                 memory = psutil.Process(actor["Pid"]).memory_full_info().uss
                 place = actor["Address"]["NodeID"]
-                found.append({"kind": actor["ActorClassName"], "own": place == own, "node": place, "mb": memory / 1e6})
+                actors.append(
+                    {"kind": actor["ActorClassName"], "own": place == own_node, "node": place, "mb": memory / 1e6}
+                )
         for name in ("a", "b"):
             offer(pool, folder, name, steps=3)
         seen, reasons = ended(pool, "a", "b")
-    return {"actors": found, "last": {name: each[-1] for name, each in seen.items()}, "why": reasons}
+    return {"actors": actors, "last": {name: each[-1] for name, each in seen.items()}, "why": reasons}
 
 
 class LeaseActor:
@@ -277,13 +279,13 @@ def one_bad_node(folder):
             offer(pool, folder, name, steps=5)
             reasons |= ended(pool, name)[1]
         look_again_and_again(pool)
-        count, said = pool.count, list(notes)
+        count, messages = pool.count, list(notes)
         (bad,) = [node for node in both if node.node_id not in good.read_text()]
         cluster.remove_node(bad, allow_graceful=False)
         with good.open("a") as file:
             file.write(cluster.add_node(num_cpus=1, **HERE).node_id)
         until(pool, lambda: pool.count == 2 and pool.dispatcher.free() == 2)
-    return {"last": seen["a"][-1], "why": reasons, "count": count, "notes": said, "bad": bad.node_id}
+    return {"last": seen["a"][-1], "why": reasons, "count": count, "notes": messages, "bad": bad.node_id}
 
 
 def one_blind_node(folder):
@@ -372,8 +374,8 @@ def fill_a_gpu(folder):
 
 
 def autoscaling(folder, most=3, every=1):
-    """A head that starts nodes of one CPU, so many at most, by Ray's provider for tests, and ends those that idle; it
-    looks what is wanted `every` so many seconds."""
+    """A head that starts at most `most` nodes of one CPU, by Ray's provider for tests, and ends those that idle; it
+    checks the demand after `every` seconds."""
     os.environ |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": str(every)}
     port = free_port()
     node = {"node_config": {}, "min_workers": 0}
@@ -467,8 +469,8 @@ def kill_raylet(port):
     """Ends the node of this scene that listens there; another test may have the same port in a network of its own."""
     for process in psutil.process_iter(["name"]):
         with contextlib.suppress(psutil.Error):  # one that has just ended
-            own = process.info["name"] == "raylet" and process.environ().get(MARK) == os.environ[MARK]
-            if own and port in [each.laddr.port for each in process.net_connections("tcp")]:
+            is_ours = process.info["name"] == "raylet" and process.environ().get(MARK) == os.environ[MARK]
+            if is_ours and port in [each.laddr.port for each in process.net_connections("tcp")]:
                 process.kill()
 
 
@@ -512,10 +514,10 @@ def noting(place, function, arguments):
 
 def node_noted(*arguments):
     """A shard's work, once three nodes have had such work."""
-    *own, place, function = arguments
+    *task_arguments, place, function = arguments
     (Path(place) / ray.get_runtime_context().get_node_id()).touch()
     wait_until(lambda: len(list(Path(place).iterdir())) > 2, every=0.05)
-    return function(*own)
+    return function(*task_arguments)
 
 
 def share_a_bucket(folder):
@@ -576,11 +578,11 @@ def dying(place, function, arguments):
 
 def dies_once(*arguments):
     """A shard's work, in a process that dies before it sends the record, if no such process has died."""
-    *own, place, function = arguments
+    *task_arguments, place, function = arguments
     with contextlib.suppress(FileExistsError):
         (Path(place) / f"{function.__name__}.killed").touch(exist_ok=False)
         ObjectStore.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    return function(*own)
+    return function(*task_arguments)
 
 
 def a_head_that_stands_still(_):

@@ -45,7 +45,7 @@ def data_in(folder: Path) -> Data:
 
 @contextmanager
 def tiny_shards(texts: int = 7, size: int = 200) -> Iterator[None]:
-    """More than ten texts or bytes are many; so many texts are a shard, and so many bytes a part of a file."""
+    """More than ten texts or bytes are many. `texts` texts are a shard, and `size` bytes a part of a file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_shards, "MANY", 10)
         patch.setattr(text_shards, "SHARD", texts)

@@ -53,11 +53,11 @@ def test_the_runs_of_a_sweep_are_a_table_with_the_best_first_and_so_are_all_swee
 
 
 def test_a_trial_has_its_settings_and_its_curve_and_an_unknown_one_is_refused(sweep):
-    found = bt.trial(f"{sweep}/t0000")
-    assert found.name == f"{sweep}/t0000"
-    assert found.settings
-    assert found.curve["pairs"].is_monotonic_increasing
-    assert found.curve["dev/everyday/accuracy"].max() == found.metrics["dev/everyday/accuracy"]
+    page = bt.trial(f"{sweep}/t0000")
+    assert page.name == f"{sweep}/t0000"
+    assert page.settings
+    assert page.curve["pairs"].is_monotonic_increasing
+    assert page.curve["dev/everyday/accuracy"].max() == page.metrics["dev/everyday/accuracy"]
     with pytest.raises(UnknownNameError):
         bt.trial(f"{sweep}/t9999")
     with pytest.raises(SpecError, match="name one of its trials"):
@@ -109,15 +109,15 @@ def as_json(record):
 
 def test_a_plan_is_that_of_the_command_line_and_says_how_far_it_is(tiny_file, tmp_path, monkeypatch, stages):
     monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path))
-    found = bt.plan(tiny_file, assignments=["budget.trials=3"], calibrate=False, samples=1, progress=stages)
+    plan = bt.plan(tiny_file, assignments=["budget.trials=3"], calibrate=False, samples=1, progress=stages)
     document, _ = said("plan", tiny_file, "--set", "budget.trials=3", "--no-calibrate", "--samples", 1)
-    assert as_json(found) == document
+    assert as_json(plan) == document
     assert "reading the corpus" in stages
-    assert 0 < found.detectable < 1
-    assert len(found.trials) == 1
-    assert found.pairs
+    assert 0 < plan.detectable < 1
+    assert len(plan.trials) == 1
+    assert plan.pairs
     of_record = bt.plan(read_sweep(tiny_file, assignments=["budget.trials=3"]), calibrate=False, samples=1)
-    assert of_record == found
+    assert of_record == plan
     with pytest.raises(SpecError, match="samples -1 must be from 0 to 1,000"):
         bt.plan(tiny_file, samples=-1)
 
@@ -142,9 +142,9 @@ def test_a_promotion_decides_as_the_command_does(copied_home, stages):
     folder = copied_home[1]
     dry = bt.promote(folder.id, dry_run=True, progress=stages)
     document, code = said("promote", folder.id, "--dry-run")
-    counted = ("openings", "reasons")  # the second time is another opening
-    expected = {key: value for key, value in as_json(dry).items() if key not in counted}
-    assert {key: value for key, value in document.items() if key not in counted} == expected
+    changing = ("openings", "reasons")  # the second time is another opening
+    expected = {key: value for key, value in as_json(dry).items() if key not in changing}
+    assert {key: value for key, value in document.items() if key not in changing} == expected
     assert (code, document["openings"]) == (dry.exit_code, dry.openings + 1)
     assert "exporting the checkpoint" in stages
     assert not dry.registered

@@ -90,12 +90,12 @@ class Allocated(TorchDispatchMode):
         self.sizes = weakref.WeakKeyDictionary()
 
     def __torch_dispatch__(self, operation, types, arguments=(), more=None):
-        found = operation(*arguments, **(more or {}))
-        for tensor in tree_leaves(found):
+        result = operation(*arguments, **(more or {}))
+        for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 self.largest = max(self.largest, tensor.numel())
                 self.follow(tensor.untyped_storage())
-        return found
+        return result
 
     def follow(self, storage):
         if storage not in self.sizes:
@@ -132,16 +132,16 @@ def test_the_peer_goes_first_every_other_round_and_the_first_round_does_not_coun
 
 @pytest.mark.parametrize(("worst", "code"), [(1.71, 0), (1.69, 1)])
 def test_a_benchmark_fails_when_its_worst_round_is_below_085_of_the_goal(capsys, worst, code):
-    found, printed = end_of(capsys, "name", [Row(1, 2.5), Row(1, worst), Row(1, 3)], 2.0, Options())
-    assert found == code
+    exit_code, printed = end_of(capsys, "name", [Row(1, 2.5), Row(1, worst), Row(1, 3)], 2.0, Options())
+    assert exit_code == code
     assert printed.out.splitlines()[-1] == f"name ratio 2.5 min {worst} max 3 goal 2 floor 1.7"
     assert LINE.fullmatch(printed.out.splitlines()[-1])
 
 
 @pytest.mark.parametrize(("worst", "code"), [(1.01, 0), (0.99, 1)])
 def test_a_benchmark_of_wall_time_has_a_floor_of_its_own_and_prints_it(capsys, worst, code):
-    found, printed = end_of(capsys, "name", [Row(1, 2.5), Row(1, worst), Row(1, 3)], 2.0, Options(), slack=0.5)
-    assert found == code
+    exit_code, printed = end_of(capsys, "name", [Row(1, 2.5), Row(1, worst), Row(1, 3)], 2.0, Options(), slack=0.5)
+    assert exit_code == code
     assert printed.out.splitlines()[-1].endswith(" goal 2 floor 1")
 
 
@@ -149,10 +149,10 @@ def test_one_slow_round_of_a_trials_start_does_not_fail_the_goal_of_its_median(c
     """Rounds as they were measured beside other work: the median is 100, the worst 43."""
     from benchmarks import trial_start
 
-    given = ("trial_start", [Row(1, ratio) for ratio in (43.4, 95, 100, 110, 124)], trial_start.GOAL, Options())
-    assert end_of(capsys, *given, slack=trial_start.SLACK)[0] == 0
-    given[1].append(Row(1, 29))
-    assert end_of(capsys, *given, slack=trial_start.SLACK)[0] == 1
+    arguments = ("trial_start", [Row(1, ratio) for ratio in (43.4, 95, 100, 110, 124)], trial_start.GOAL, Options())
+    assert end_of(capsys, *arguments, slack=trial_start.SLACK)[0] == 0
+    arguments[1].append(Row(1, 29))
+    assert end_of(capsys, *arguments, slack=trial_start.SLACK)[0] == 1
 
 
 def test_a_benchmark_fails_when_its_median_is_below_the_goal(capsys):
@@ -161,15 +161,15 @@ def test_a_benchmark_fails_when_its_median_is_below_the_goal(capsys):
 
 
 def test_a_benchmark_fails_when_another_promise_is_broken(capsys):
-    found, printed = end_of(capsys, "name", [Row(1, 9)], 2.0, Options(), broken=["the gradients differ"])
-    assert found == 1
+    exit_code, printed = end_of(capsys, "name", [Row(1, 9)], 2.0, Options(), broken=["the gradients differ"])
+    assert exit_code == 1
     assert printed.err == "name: the gradients differ\n"
 
 
 def test_the_rows_are_kept_as_json(capsys, tmp_path):
-    given = Options(2, tmp_path / "rows.json")
-    end_of(capsys, "name", [Row(1, 3), Row(2, 4)], 2.0, given, pairs=7)
-    values = json.loads(given.json.read_text())
+    args = Options(2, tmp_path / "rows.json")
+    end_of(capsys, "name", [Row(1, 3), Row(2, 4)], 2.0, args, pairs=7)
+    values = json.loads(args.json.read_text())
     assert (values["name"], values["goal"], values["ratios"], values["pairs"]) == ("name", 2.0, [3, 2], 7)
     assert values["rows"][1] == {"ours": 2, "peer": 4}
 
@@ -282,8 +282,8 @@ def test_chunks_have_the_gradients_of_sentence_transformers_cached_loss(task, tm
     (batch,) = train_step.batches(*task)
     assert gradcache.peer(model, gradcache.tokenized(model, batch), 16) > 0
     assert gradcache.ours(run) > 0
-    found = train_step.own_gradients(run), train_step.peer_gradients(model)
-    assert train_step.largest_difference(*found) < 1e-4
+    gradients = train_step.own_gradients(run), train_step.peer_gradients(model)
+    assert train_step.largest_difference(*gradients) < 1e-4
 
 
 def test_chunks_of_a_sixth_take_less_than_half_of_the_memory_of_one_piece(task):
@@ -509,9 +509,9 @@ def test_a_corpus_whose_time_grows_faster_than_its_pairs_is_a_fault(monkeypatch)
     from benchmarks.corpus import Figures
 
     for slower, broken in ((1.0, []), (2.0, ["a pair takes 2.0 times as long with 4 times as many pairs"])):
-        made = {20_000: 1.0, 40_000: 2.0, 80_000: 4.0 * slower}
-        figures = {pairs: Figures(pairs, pairs, cpu, cpu, 400 << 20) for pairs, cpu in made.items()}
-        monkeypatch.setattr(scale, "in_own_process", lambda measure, pairs, smaller, kept=figures: kept[pairs])
+        cpu_by_pairs = {20_000: 1.0, 40_000: 2.0, 80_000: 4.0 * slower}
+        figures = {pairs: Figures(pairs, pairs, cpu, cpu, 400 << 20) for pairs, cpu in cpu_by_pairs.items()}
+        monkeypatch.setattr(scale, "in_own_process", lambda measure, pairs, smaller, by_pairs=figures: by_pairs[pairs])
         assert scale.cleaned() == (list(figures.values()), broken)
 
 
@@ -535,8 +535,8 @@ def test_each_part_of_the_benchmark_of_a_gpu_runs_on_a_cpu(monkeypatch, tmp_path
     monkeypatch.setattr(sys, "argv", ["gpu", *options])
     with pytest.raises(SystemExit):
         gpu.main()
-    found = json.loads(figures.read_text(encoding="utf-8"))
-    assert found[part], found["broken"]
-    assert part != "ranks" or found[part]["gloo"]["ranks"] == ["trained"] * 2
+    record = json.loads(figures.read_text(encoding="utf-8"))
+    assert record[part], record["broken"]
+    assert part != "ranks" or record[part]["gloo"]["ranks"] == ["trained"] * 2
     goals = ("the goal is", "capture is off: there is no GPU")
-    assert all(any(goal in fault for goal in goals) for fault in found["broken"])
+    assert all(any(goal in fault for goal in goals) for fault in record["broken"])

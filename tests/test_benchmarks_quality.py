@@ -28,8 +28,13 @@ def row(name, seconds=60.0, seed=0, score=0.5):
 def test_sealed_scores_stand_beside_those_of_a_model_to_buy():
     scores = {"test/tatoeba/accuracy": 0.9, "test/tatoeba/fra-eng/accuracy": 0.9, "test/sts/spearman": 0.8}
     lower = dict.fromkeys(scores, 0.5)
-    said = "better than the baseline mE5: mean bitext accuracy 0.5000 -> 0.9000"
-    decision = {"test": scores, "untrained": lower, "baselines": {"mE5": lower}, "reasons": ["warning: few rows", said]}
+    reason = "better than the baseline mE5: mean bitext accuracy 0.5000 -> 0.9000"
+    decision = {
+        "test": scores,
+        "untrained": lower,
+        "baselines": {"mE5": lower},
+        "reasons": ["warning: few rows", reason],
+    }
     lines = sealed.table(sealed.record_of({**decision, "sweep": "small-1", "verdict": "promote"})).splitlines()
     assert lines[0] == "|  | tatoeba, accuracy | sts, spearman |"
     assert lines[2:] == [
@@ -37,7 +42,7 @@ def test_sealed_scores_stand_beside_those_of_a_model_to_buy():
         "| mE5 | 0.500 | 0.500 |",
         "| the student | 0.900 | 0.800 |",
         "",
-        f"* {said}",
+        f"* {reason}",
     ]
 
 
@@ -94,14 +99,14 @@ def test_what_a_benchmark_of_quality_cannot_do_is_one_line(given, expected):
 def test_the_curves_page_and_picture_hold_every_row(tmp_path, capsys):
     for one in (row("static", 10, score=0.4), row("static", 100, score=0.61), row("transformer", 10, score=0.2)):
         write_row(tmp_path / "rows", one)
-    given = ["--rows", str(tmp_path / "rows"), "--table", "--docs", str(tmp_path)]
-    quality_curve.main(given)
+    arguments = ["--rows", str(tmp_path / "rows"), "--table", "--docs", str(tmp_path)]
+    quality_curve.main(arguments)
     page, picture = ((tmp_path / name).read_bytes() for name in ("quality.md", "quality.svg"))
     lines = page.decode().splitlines()
     assert "| static | 0 | 100 | 2 | 1,000 | 0.610 | 0.610 | 0.610 | 0.610 |" in lines
     assert [line.split(" | ")[0] for line in lines[-3:]] == ["| static", "| static", "| transformer"]
     assert all(f">{title}<".encode() in picture for title in (*SHOWN, "static", "transformer"))
-    quality_curve.main(given)
+    quality_curve.main(arguments)
     assert (tmp_path / "quality.svg").read_bytes() == picture
 
 
@@ -138,9 +143,9 @@ def test_vectors_are_cut_as_sentence_transformers_cuts_them():
 @pytest.mark.long
 def test_trimming_leaves_vectors_as_they_are(capsys):
     assert trimming.main() == 0
-    said = capsys.readouterr().out
-    assert "parameters 22,565,376 to 12," in said
-    assert "the vectors of 2,000 texts differ by at most 0\n" in said
+    output = capsys.readouterr().out
+    assert "parameters 22,565,376 to 12," in output
+    assert "the vectors of 2,000 texts differ by at most 0\n" in output
 
 
 @pytest.mark.parametrize("file", ["what_pays", "what_pays_longer"])

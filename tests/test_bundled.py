@@ -92,8 +92,8 @@ def test_graded_pairs() -> None:
 
 @pytest.mark.parametrize("name", ["natural_dev", "natural_test"])
 def test_held_out_words_occur_in_training(name: str) -> None:
-    known = {
+    vocabulary = {
         word for part in ("natural_train", "templates") for row in table(part) for word in content_words(row["eng"])
     }
     words = [word for row in table(name) for word in content_words(row["eng"])]
-    assert sum(word in known for word in words) >= 0.9 * len(words)
+    assert sum(word in vocabulary for word in words) >= 0.9 * len(words)

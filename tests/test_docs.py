@@ -60,9 +60,9 @@ def links():
 @pytest.mark.parametrize(("name", "link"), sorted(set(links())))
 def test_a_relative_link_leads_somewhere(name, link):
     target = (ROOT / name).parent / link
-    made = target.resolve().relative_to(ROOT / "docs").as_posix() if name.startswith("docs/") else ""
-    made = made or target.resolve().relative_to(ROOT).as_posix().removeprefix("docs/")
-    assert target.exists() or made.startswith(GENERATED)
+    page_path = target.resolve().relative_to(ROOT / "docs").as_posix() if name.startswith("docs/") else ""
+    page_path = page_path or target.resolve().relative_to(ROOT).as_posix().removeprefix("docs/")
+    assert target.exists() or page_path.startswith(GENERATED)
 
 
 @pytest.mark.parametrize("line", code_lines("babeltune"))
@@ -78,10 +78,10 @@ def test_a_command_line_parses(line):
 
 def test_a_benchmark_that_is_named_exists():
     figures = (ROOT / "docs/measured/figures.json").read_text(encoding="utf-8")
-    named = {line.split()[2] for line in code_lines("python") if " benchmarks." in line}
-    named |= set(re.findall(r"python -m (benchmarks\.\w+)", figures))
-    assert named
-    for module in named:
+    modules = {line.split()[2] for line in code_lines("python") if " benchmarks." in line}
+    modules |= set(re.findall(r"python -m (benchmarks\.\w+)", figures))
+    assert modules
+    for module in modules:
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
 
@@ -98,9 +98,9 @@ def test_the_command_that_trains_alone_takes_the_options_that_are_shown():
 
 def test_a_make_target_that_is_named_exists():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    named = {shlex.split(line, comments=True)[1] for line in code_lines("make")}
-    assert {"sweep", "test"} <= named
-    for target in named:
+    targets = {shlex.split(line, comments=True)[1] for line in code_lines("make")}
+    assert {"sweep", "test"} <= targets
+    for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
 
 
@@ -191,8 +191,8 @@ def test_a_record_that_changes_changes_the_figures_of_the_readme(tmp_path, monke
     readme.README.write_text(README, encoding="utf-8")
     record = readme.MEASURED / "faults.json"
     costs = ("nothing; a word", "nothing", "a shoe, red")
-    kept = [[f"fault {number}", "1.0", "0", lost, "x"] for number, lost in enumerate(costs)]
-    record.write_text(json.dumps({"rows": kept}), encoding="utf-8")
+    rows = [[f"fault {number}", "1.0", "0", lost, "x"] for number, lost in enumerate(costs)]
+    record.write_text(json.dumps({"rows": rows}), encoding="utf-8")
     readme.write_after(tmp_path / "elsewhere.json")
     assert readme.README.read_text(encoding="utf-8") == README
     readme.write_after(record)
@@ -224,9 +224,9 @@ def prose(text):
 
 def test_a_module_that_the_architecture_names_exists():
     """The map of the code stays true when files move."""
-    named = re.findall(r"`([a-z_/]+(?:\.py|/))`", TEXTS["docs/architecture.md"].split("## Life of a trial")[0])
-    assert len(named) > 30
-    for name in named:
+    names = re.findall(r"`([a-z_/]+(?:\.py|/))`", TEXTS["docs/architecture.md"].split("## Life of a trial")[0])
+    assert len(names) > 30
+    for name in names:
         assert (ROOT / "platform/babeltune" / name).exists() or (ROOT / name).exists(), name
 
 

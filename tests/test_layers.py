@@ -48,13 +48,13 @@ HOLDERS = {
 @cache
 def imported(file):
     """The modules that a file imports, at its top and within functions; `from a import b` also counts as `a.b`."""
-    found = set()
+    modules = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return modules
 
 
 @pytest.mark.slow

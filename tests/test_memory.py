@@ -27,9 +27,9 @@ def test_what_is_there_at_the_beginning_is_looked_at_again_after_the_block_only(
         newer = weakref.ref(Node())
         pass_over()
         assert newer() is None, "what is garbage by then is collected first"
-        kept = weakref.ref(middle)
+        reference = weakref.ref(middle)
         del middle
         gc.collect()
-        assert kept() is not None
+        assert reference() is not None
     gc.collect()
-    assert old() is kept() is None
+    assert old() is reference() is None

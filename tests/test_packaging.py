@@ -164,11 +164,11 @@ def unzipped(path):
         "babeltune/": "platform/babeltune/",
         "babeltune_methods/": "methods/babeltune_methods/",
     }
-    found = {}
+    contents = {}
     for name, data in files.items():
         old, new = next(((old, new) for old, new in places.items() if name.startswith(old)), ("", ""))
-        found[new + name.removeprefix(old)] = data
-    return found
+        contents[new + name.removeprefix(old)] = data
+    return contents
 
 
 def sdist_of(copy, out):
@@ -193,15 +193,15 @@ def context_of(copy, out):
         above = matched(folder.parent) if folder.parent != folder else [False] * len(rules)
         return [each or bool(rule.fullmatch(folder.as_posix())) for each, (_, rule) in zip(above, rules, strict=True)]
 
-    found = {}
+    contents = {}
     for path in copy.rglob("*"):
-        name, taken = path.relative_to(copy), True
+        name, included = path.relative_to(copy), True
         for (takes, rule), above in zip(rules, matched(name.parent), strict=True):
             if above or rule.fullmatch(name.as_posix()):
-                taken = takes
-        if taken and path.is_file():
-            found[name.as_posix()] = path.read_bytes()
-    return found
+                included = takes
+        if included and path.is_file():
+            contents[name.as_posix()] = path.read_bytes()
+    return contents
 
 
 @pytest.fixture(scope="module")
@@ -262,20 +262,20 @@ def tree_of(path):
 @cache
 def modules_of(tree):
     """The top names of all modules that a syntax tree imports; those of type checkers only are left out."""
-    found, waiting = set(), [tree]
+    modules, waiting = set(), [tree]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.If) and last_name(node.test) == "TYPE_CHECKING":
             waiting += node.orelse
             continue
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(node.module)
+            modules.add(node.module)
         elif isinstance(node, ast.Call) and last_name(node.func) in IMPORTERS:
-            found |= {each.value for each in node.args[:1] if isinstance(each, ast.Constant)}
+            modules |= {each.value for each in node.args[:1] if isinstance(each, ast.Constant)}
         waiting += ast.iter_child_nodes(node)
-    return {name.partition(".")[0] for name in found}
+    return {name.partition(".")[0] for name in modules}
 
 
 def at_import(tree):
@@ -297,9 +297,9 @@ def outside(names):
         "chaos",
         *(path.stem for path in (ROOT / "tests").glob("*.py")),
     }
-    there = distributions_there()
+    installed = distributions_there()
     return {
-        name: {canonicalize_name(each) for each in there.get(name, [name])}
+        name: {canonicalize_name(each) for each in installed.get(name, [name])}
         for name in sorted(names - ours - sys.stdlib_module_names)
     }
 
@@ -331,16 +331,16 @@ EVERY = (*USERS, "jobs", "dev", "tried")
     ids=["what the package needs", "what its extras bring", "what benchmarks and tests need"],
 )
 def test_whatever_is_imported_is_declared(folders, how, extras):
-    found = imported(*folders, how=how)
-    assert {"torch", "numpy"} <= found.keys()
-    missing = {module for module, names in found.items() if not names & declared(*extras)}
+    imports = imported(*folders, how=how)
+    assert {"torch", "numpy"} <= imports.keys()
+    missing = {module for module, names in imports.items() if not names & declared(*extras)}
     assert not missing, "declare their distributions in pyproject.toml, and their versions in constraints.txt"
 
 
 @pytest.mark.slow
 def test_whatever_the_package_declares_is_imported():
-    found = set().union(*imported("platform", "methods").values())
-    assert not declared() - found
+    imports = set().union(*imported("platform", "methods").values())
+    assert not declared() - imports
     assert len(declared()) <= 32, "what serves a line or two is no dependency of every installation"
 
 

@@ -69,14 +69,14 @@ HEADINGS = {
 
 def commands_of(cell):
     """Each command of a cell, with the names that stand behind it."""
-    found = []
+    commands = []
     for span in re.findall(r"`([^`]+)`", cell):
         if span.startswith(COMMANDS):
-            found.append((span, []))
+            commands.append((span, []))
         else:
-            assert found, f"{span} stands before any command"
-            found[-1][1].append(span)
-    return found
+            assert commands, f"{span} stands before any command"
+            commands[-1][1].append(span)
+    return commands
 
 
 def places_of(item):
@@ -210,13 +210,13 @@ def test_a_paper_has_its_rows_in_six_groups_and_none_twice(paper):
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_numbered_place_of_a_paper_has_a_row_and_every_row_a_place(paper):
     assert [item for item, _ in ROWS[paper] if not PLACES.search(item)] == []
-    named = {place for item, _ in ROWS[paper] for place in places_of(item)}
+    places = {place for item, _ in ROWS[paper] for place in places_of(item)}
     printed = {("section", heading) for heading in HEADINGS[paper]} | {
         (kind, str(n))
         for kind, last in PRINTED[paper].items()
         for n in (last if isinstance(last, str) else range(1, last + 1))
     }
-    assert sorted(named) == sorted(printed)
+    assert sorted(places) == sorted(printed)
 
 
 def test_every_table_of_a_paper_is_on_the_page_or_leads_there():

@@ -56,20 +56,20 @@ def hopes(tree):
                 if isinstance(each, ast.Compare):
                     sides = [each.left, *each.comparators]
                     measured = any(isinstance(part, ast.BinOp) and calls(part, CLOCKS) for part in ast.walk(each))
-                    named = {side.id for side in sides if isinstance(side, ast.Name)} & timed
-                    if measured or named:
+                    names = {side.id for side in sides if isinstance(side, ast.Name)} & timed
+                    if measured or names:
                         yield each.lineno
 
 
 def test_no_test_sleeps_before_an_assertion_or_compares_a_time_with_a_limit():
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("*.py")) if path != WAITING}
-    found = {
+    places = {
         f"{path.relative_to(TESTS)}:{line}"
         for path, text in texts.items()
         if "time." in text
         for line in hopes(ast.parse(text))
     }
-    assert not found, f"wait for the event with `waiting.wait_until`: {', '.join(sorted(found))}"
+    assert not places, f"wait for the event with `waiting.wait_until`: {', '.join(sorted(places))}"
 
 
 @pytest.mark.parametrize(

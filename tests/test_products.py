@@ -49,11 +49,11 @@ def test_the_linear_layer_and_its_gradients_equal_those_of_torch(bias: bool, cal
     def values(compute: Any) -> list[Tensor]:
         x, weight = LARGE[0].clone().requires_grad_(), LARGE[1].T.contiguous().requires_grad_()
         leaves = [x, weight, *([torch.ones(144).requires_grad_()] if bias else [])]
-        found = compute(x, weight, leaves[2] if bias else None)
-        return [found.detach(), *torch.autograd.grad(found.square().sum(), leaves)]
+        output = compute(x, weight, leaves[2] if bias else None)
+        return [output.detach(), *torch.autograd.grad(output.square().sum(), leaves)]
 
-    for own, expected in zip(values(linear), values(torch.nn.functional.linear), strict=True):
-        torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-3)
+    for actual, expected in zip(values(linear), values(torch.nn.functional.linear), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-3)
     assert len(called) == 3
 
 
@@ -92,13 +92,13 @@ def test_a_user_can_turn_onednn_off(called: list[tuple[Any, ...]], monkeypatch: 
 @needs_onednn
 def test_linear_layers_of_a_model_go_through_onednn_and_keep_their_weights(called: list[tuple[Any, ...]]) -> None:
     model = nn.Sequential(nn.Linear(96, 144), nn.Sequential(nn.GELU(), nn.Linear(144, 32, bias=False)))
-    own, x = deepcopy(model), LARGE[0].view(4, 40, 96)
-    use_onednn(own)
-    found, expected = deepcopy(own)(x), model(x)
+    converted, x = deepcopy(model), LARGE[0].view(4, 40, 96)
+    use_onednn(converted)
+    output, expected = deepcopy(converted)(x), model(x)
     assert len(called) == 1  # the second layer is small
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    assert found.shape == (4, 40, 32)
-    assert own.state_dict().keys() == model.state_dict().keys()
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+    assert output.shape == (4, 40, 32)
+    assert converted.state_dict().keys() == model.state_dict().keys()
 
 
 def test_a_layer_of_a_class_of_its_own_stays_as_it_is() -> None:

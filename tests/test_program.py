@@ -24,8 +24,8 @@ COMMAND = [sys.executable, "-m", "babeltune.cli"]
 def run(*arguments, shell="", code=None, **environment):
     """The finished process of a command (or of Python `code`), with the shell's redirections."""
     command = [sys.executable, "-c", code] if code else COMMAND
-    given = ["bash", "-c", f'exec "$@" {shell}', "bash", *command, *map(os.fsencode, arguments)]
-    return subprocess.run(given, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, timeout=PATIENCE_S)
+    words = ["bash", "-c", f'exec "$@" {shell}', "bash", *command, *map(os.fsencode, arguments)]
+    return subprocess.run(words, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.long
@@ -138,10 +138,10 @@ def test_an_unexpected_error_is_one_line_and_a_file(tmp_path):
     assert done.returncode == 1
     assert message.count("\n") == 1
     assert f"KeyError: 'postgresql://…@host/db' (babeltune {__version__})" in message
-    (kept,) = tmp_path.glob("babeltune-*.traceback.txt")
-    assert f"in {kept}; please report it. BABELTUNE_DEBUG=1 prints it" in message
-    assert kept.stat().st_mode & 0o777 == 0o600
-    text = kept.read_text(encoding="utf-8")
+    (traceback_file,) = tmp_path.glob("babeltune-*.traceback.txt")
+    assert f"in {traceback_file}; please report it. BABELTUNE_DEBUG=1 prints it" in message
+    assert traceback_file.stat().st_mode & 0o777 == 0o600
+    text = traceback_file.read_text(encoding="utf-8")
     assert "in fail" in text
     assert "s3cret" not in text + message
     shown = run(code=code, TMPDIR=str(tmp_path), BABELTUNE_DEBUG="1").stderr.decode()

@@ -58,9 +58,9 @@ def test_a_replay_prints_the_same_figures_twice(short, table, tmp_path, capsys):
     arguments = ["--table", str(table), "--seeds", "2", "--only", *names, "--json", str(tmp_path / "rows.json")]
     code = replay.main(arguments)
     first = capsys.readouterr().out
-    kept = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert {name: list(found) for name, found in kept.items()} == {name: list(CORPORA) for name in names}
-    assert all(len(outcomes) == 2 for found in kept.values() for outcomes in found.values())
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert {name: list(by_corpus) for name, by_corpus in rows.items()} == {name: list(CORPORA) for name in names}
+    assert all(len(outcomes) == 2 for by_corpus in rows.values() for outcomes in by_corpus.values())
     assert "winner: " in first
     (tmp_path / "rows.json").unlink()
     assert replay.main(arguments) == code

@@ -44,14 +44,14 @@ def after_two(program):
         for line in ("ready\n", "asked\n"):
             assert running.stdout.readline() == line
             running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=PATIENCE_S)
-        return running.returncode, said
+        _, output = running.communicate(timeout=PATIENCE_S)
+        return running.returncode, output
 
 
 def test_a_second_ctrl_c_ends_a_search_that_hangs_as_it_closes():
-    code, said = after_two(HANGS.format(search="with interrupts(stop, lambda: None):"))
+    code, output = after_two(HANGS.format(search="with interrupts(stop, lambda: None):"))
     assert code == 128 + signal.SIGINT
-    assert "something hangs and is left as it is; the same command again goes on" in said
+    assert "something hangs and is left as it is; the same command again goes on" in output
     assert LAST_S < 5
 
 
@@ -71,6 +71,6 @@ with acknowledged(), interrupts(StopSignal(), hang):
 
 
 def test_a_second_ctrl_c_ends_a_program_whose_main_thread_takes_no_signal():
-    code, said = after_two(DEAF)
+    code, output = after_two(DEAF)
     assert code == 128 + signal.SIGINT
-    assert "something hangs and is left as it is; the same command again goes on" in said
+    assert "something hangs and is left as it is; the same command again goes on" in output

@@ -102,9 +102,9 @@ def test_a_record_says_what_its_figures_depend_on(name):
 def test_labels_at_the_matched_temperature_are_as_hard_as_those_of_e5(name):
     other = re.compile(r"\d$|half|quarter")  # another temperature, or a part of the batch
     rows = [row for row in RECORDS[name]["rows"] if not other.search(row["name"])]
-    own = [value for row in rows for value in row["logged"].get("train/label_own", ())]
-    assert own
-    assert all(0.08 < value < 0.1 for value in own)
+    own_shares = [value for row in rows for value in row["logged"].get("train/label_own", ())]
+    assert own_shares
+    assert all(0.08 < value < 0.1 for value in own_shares)
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -112,10 +112,10 @@ def test_the_words_rows_columns_and_claims_of_a_record_are_its_definitions(name)
     record, table = RECORDS[name], TABLES[name]
     assert with_words(record, table) == record
     claims = [(claim, metric) for claim in table.claims for metric in claim.metrics]
-    for kept, (claim, metric) in zip(record["claims"], claims, strict=True):
-        words = {key: kept[key] for key in ("better", "worse", "paper", "times", "kind", "margin")}
+    for recorded, (claim, metric) in zip(record["claims"], claims, strict=True):
+        words = {key: recorded[key] for key in ("better", "worse", "paper", "times", "kind", "margin")}
         assert words | {"metrics": claim.metrics} == asdict(claim)
-        assert kept["metric"] == metric
+        assert recorded["metric"] == metric
     assert [row["name"] for row in record["rows"]] == [row.name for row in table.rows]
     for key in ("title", "paper", "budget", "ours", "logged"):
         assert record[key] == getattr(table, key)
@@ -127,8 +127,8 @@ def git(*arguments):
 
 def has_history():
     """Whether this is a clone with all commits, and no archive or shallow clone."""
-    found = git("rev-parse", "--show-toplevel", "--is-shallow-repository")
-    return found.returncode == 0 and found.stdout.split("\n")[:2] == [str(ROOT), "false"]
+    result = git("rev-parse", "--show-toplevel", "--is-shallow-repository")
+    return result.returncode == 0 and result.stdout.split("\n")[:2] == [str(ROOT), "false"]
 
 
 @pytest.mark.slow
@@ -141,8 +141,8 @@ def test_a_record_is_of_a_commit_that_this_one_comes_from(name):
 
 
 def test_a_record_takes_the_words_of_its_definition_and_keeps_its_figures(tmp_path):
-    kept, table = RECORDS["mao_dims"], TABLES["mao_dims"]
-    page.write(kept, tmp_path)
+    original, table = RECORDS["mao_dims"], TABLES["mao_dims"]
+    page.write(original, tmp_path)
     first, *others = table.claims
     column, *columns = table.columns
     words = (replace(column, title="another column"), *columns), (replace(first, paper="another place"), *others[1:])
@@ -150,9 +150,9 @@ def test_a_record_takes_the_words_of_its_definition_and_keeps_its_figures(tmp_pa
     written = take_words(changed, tmp_path).read_text(encoding="utf-8")
     assert all(words in written for words in ("# Another title", "| another column |", "| another place |"))
     (record,) = page.read_records(tmp_path)
-    assert (record["rows"], record["run"]) == (kept["rows"], kept["run"])
-    assert len(record["claims"]) == len(kept["claims"]) - 1
-    (one, *_), (before, *_) = record["claims"], kept["claims"]
+    assert (record["rows"], record["run"]) == (original["rows"], original["run"])
+    assert len(record["claims"]) == len(original["claims"]) - 1
+    (one, *_), (before, *_) = record["claims"], original["claims"]
     assert {**one, "paper": before["paper"]} == before
 
 
@@ -171,10 +171,10 @@ def test_bad_words_of_the_command_are_one_line(words, answer, capsys):
 
 
 def test_orders_that_are_judged_anew_keep_the_commit_that_trained_the_rows(tmp_path):
-    kept = RECORDS["mao_dims"]
-    page.write(kept, tmp_path)
-    now = {**kept, "run": {**kept["run"], "commit": "now"}}
-    assert with_commit(now, tmp_path)["run"]["commit"] == kept["run"]["commit"]
+    original = RECORDS["mao_dims"]
+    page.write(original, tmp_path)
+    now = {**original, "run": {**original["run"], "commit": "now"}}
+    assert with_commit(now, tmp_path)["run"]["commit"] == original["run"]["commit"]
     other = {**now, "run": {**now["run"], "sweeps": ["another"]}}
     assert with_commit(other, tmp_path)["run"]["commit"] == "now"
 
@@ -192,10 +192,10 @@ def test_orders_that_are_judged_anew_keep_the_commit_that_trained_the_rows(tmp_p
 )
 def test_a_record_takes_no_words_of_a_table_that_measures_anything_else(change, why, tmp_path):
     page.write(RECORDS["mao_dims"], tmp_path)
-    kept = (tmp_path / page.RECORDS / "mao_dims.json").read_bytes()
+    content = (tmp_path / page.RECORDS / "mao_dims.json").read_bytes()
     with pytest.raises(SystemExit, match=f"run it again: {why}"):
         take_words(replace(TABLES["mao_dims"], **change), tmp_path)
-    assert (tmp_path / page.RECORDS / "mao_dims.json").read_bytes() == kept
+    assert (tmp_path / page.RECORDS / "mao_dims.json").read_bytes() == content
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -213,12 +213,12 @@ def test_a_records_differences_are_those_of_its_rows(name):
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_recorded_order_holds_only_if_both_intervals_exclude_zero(name):
     for claim in RECORDS[name]["claims"]:
-        said, differences = verdict(claim, RECORDS[name]).outcome, np.array(claim["differences"])
+        outcome, differences = verdict(claim, RECORDS[name]).outcome, np.array(claim["differences"])
         sign = -1 if "error" in claim["metric"] else 1
         half = t.ppf(0.975, len(differences) - 1) * differences.std(ddof=1) / math.sqrt(len(differences))
         half = max(half, 1.96 * claim["sentence_error"])
-        if claim["kind"] == "above" and said != "undecided":
-            assert said == ("holds" if sign * differences.mean() > 0 else "fails")
+        if claim["kind"] == "above" and outcome != "undecided":
+            assert outcome == ("holds" if sign * differences.mean() > 0 else "fails")
             assert abs(differences.mean()) > half
 
 
@@ -244,11 +244,11 @@ def test_rows_whose_speeds_differ_by_the_machines_noise_are_not_ordered():
 def test_the_advice_of_a_record_orders_no_two_rows_of_one_architecture():
     record = RECORDS["which_method"]
     rows = {row["name"]: row["logged"][PARAMETERS][0] for row in record["rows"]}
-    said, _ = choices.speeds_of(record)
-    for group in said.split(", then "):
-        named = [name for name in rows if f"`{name}`" in group]
-        assert not {rows[name] for name in named} & {rows[name] for name in rows.keys() - named}
-    assert any(f"({count} rows)" in said for count in Counter(rows.values()).values())
+    sentence, _ = choices.speeds_of(record)
+    for group in sentence.split(", then "):
+        names = [name for name in rows if f"`{name}`" in group]
+        assert not {rows[name] for name in names} & {rows[name] for name in rows.keys() - names}
+    assert any(f"({count} rows)" in sentence for count in Counter(rows.values()).values())
 
 
 def test_a_record_of_unpaired_xsim_errors_says_so():
@@ -301,8 +301,8 @@ def test_a_suspicion_names_rows_and_an_experiment_that_are_there(reason):
 def test_a_page_shows_what_the_experiment_says_of_an_order_that_fails():
     (reason,) = (one for one in REASONS if one.table == "mao_terms")
     assert f"not run yet: `make table TABLE={reason.experiment}`" in page.page(RECORDS["mao_terms"])
-    found = {**RECORDS["mao_terms"], "name": reason.experiment, "title": "The experiment"}
-    written = page.page(RECORDS["mao_terms"], [found])
+    experiment = {**RECORDS["mao_terms"], "name": reason.experiment, "title": "The experiment"}
+    written = page.page(RECORDS["mao_terms"], [experiment])
     assert f"[The experiment]({reason.experiment}.md). AMS + FD, beta 1 > AMS, Tatoeba, 1,000: +0.0001" in written
 
 
@@ -323,15 +323,15 @@ def record_of(*values, text="a", stored="a"):
     ],
 )
 def test_a_table_is_reproduced_if_its_means_are_within_the_seeds(anew, words):
-    found = disagreements(anew, record_of(0.5, 0.52))
-    assert len(found) == len(words)
-    assert all(word in line for word, line in zip(words, found, strict=True))
+    problems = disagreements(anew, record_of(0.5, 0.52))
+    assert len(problems) == len(words)
+    assert all(word in line for word, line in zip(words, problems, strict=True))
 
 
 def test_a_density_is_that_of_the_values_whose_percentiles_are_kept():
     values = np.random.default_rng(0).normal(0.2, 0.05, 200_000)
-    places, found = density(np.percentile(values, SHARES).tolist())
-    assert found == pytest.approx(norm.pdf(places, 0.2, 0.05), rel=0.09)
+    places, densities = density(np.percentile(values, SHARES).tolist())
+    assert densities == pytest.approx(norm.pdf(places, 0.2, 0.05), rel=0.09)
 
 
 def test_rows_that_differ_in_dimensions_alone_have_a_picture_of_their_scores(tmp_path):
@@ -353,11 +353,13 @@ def test_the_similarities_of_batches_that_are_made_again_are_those_of_the_traini
     sweep = read_sweep(tiny_file, assignments=[*words, "student.projection=teacher"])
     trial = with_length(make_trial(sweep, 0, {}), COUNTED * sweep.training.global_batch)
     prepared = prepare(sweep, tmp_path)
-    found = target_similarities(trial, prepared)
-    assert len(found) == COUNTED * sweep.training.global_batch
-    for batch, own in zip(first_batches(trial, prepared, torch.device("cpu")), np.split(found, COUNTED), strict=True):
-        assert float(batch.step()["target_similarity"]) == pytest.approx(own.mean(), rel=1e-4)
-    assert percentiles_of(trial, prepared)[49] == pytest.approx(np.median(found), abs=1e-5)
+    similarities = target_similarities(trial, prepared)
+    assert len(similarities) == COUNTED * sweep.training.global_batch
+    for batch, part in zip(
+        first_batches(trial, prepared, torch.device("cpu")), np.split(similarities, COUNTED), strict=True
+    ):
+        assert float(batch.step()["target_similarity"]) == pytest.approx(part.mean(), rel=1e-4)
+    assert percentiles_of(trial, prepared)[49] == pytest.approx(np.median(similarities), abs=1e-5)
 
 
 FIGURES = Judged(better=0.8, worse=0.6, differences=(0.2, 0.21, 0.19), sentence_error=0.01, untrained=0.1)
@@ -385,9 +387,9 @@ FIGURES = Judged(better=0.8, worse=0.6, differences=(0.2, 0.21, 0.19), sentence_
     ],
 )
 def test_a_verdict_follows_from_seeds_and_sentences(change, said, why):
-    found = judge(replace(FIGURES, **change))
-    assert found.outcome == said
-    assert why in found.why
+    result = judge(replace(FIGURES, **change))
+    assert result.outcome == said
+    assert why in result.why
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -399,10 +401,10 @@ def test_a_verdict_says_if_no_dev_set_checks_unequal_learning_rates(name):
     for claim in record["claims"]:
         better, worse = (rates.get(claim[side]) for side in ("better", "worse"))
         another_kind = claim["metric"].rpartition("/")[2] != objective
-        found = verdict(claim, record)
-        said = found.outcome != "undecided" and None not in (better, worse) and better != worse and another_kind
-        assert (UNCHECKED in found.why) == said, claim
-        assert f"| **{found.outcome}** | {found.why} |" in written
+        result = verdict(claim, record)
+        unchecked = result.outcome != "undecided" and None not in (better, worse) and better != worse and another_kind
+        assert (UNCHECKED in result.why) == unchecked, claim
+        assert f"| **{result.outcome}** | {result.why} |" in written
 
 
 def task(kind, rows, **more):
@@ -419,8 +421,8 @@ def test_the_sampling_error_of_shares_is_that_of_paired_differences():
     right = random.random((2, 2, 3, 400)) < 0.5  # row, direction, seed, sentence
     rows = [[outcomes("accuracy", a, b) for a, b in zip(row[0], row[1], strict=True)] for row in right]
     difference = right[0].mean(axis=(0, 1)) - 2 * right[1].mean(axis=(0, 1))
-    found = sampling_error("test/set/accuracy", [task("bitext", 400)], *rows, times=2)
-    assert found == pytest.approx(difference.std(ddof=1) / 20)
+    error = sampling_error("test/set/accuracy", [task("bitext", 400)], *rows, times=2)
+    assert error == pytest.approx(difference.std(ddof=1) / 20)
 
 
 def test_equal_rows_have_no_sampling_error_in_a_correlation():
@@ -439,7 +441,7 @@ def test_the_index_of_resampled_clusters_is_scikit_learns_on_all_sentences():
     labels = [str(topic) for topic in random.integers(0, 5, 200)]
     clusters = {str(seed): random.integers(0, 5, 200).tolist() for seed in (0, 1)}
     clusters["1"][:100] = [int(label) for label in labels[:100]]
-    expected = statistics.fmean(adjusted_rand_score(labels, found) for found in clusters.values())
+    expected = statistics.fmean(adjusted_rand_score(labels, clustering) for clustering in clusters.values())
     assert ari_of(labels, clusters)(np.ones((1, 200)))[0] == pytest.approx(expected)
     tasks = [replace(task("clustering", 200), labels=tuple(labels))]
     good, bad = (
@@ -466,10 +468,10 @@ def test_the_sampling_error_of_an_xsim_error_is_that_of_paired_differences(metri
     rows = [[outcomes(kind, *row)] for row in (better, worse)]
     chosen = [("forward", "backward").index(way) for way in ways]
     difference = better[chosen].mean(axis=0) - worse[chosen].mean(axis=0)
-    found = sampling_error(f"test/set/{metric}", [task("bitext", 400)], *rows)
-    assert found == pytest.approx(difference.std(ddof=1) / 20)
+    error = sampling_error(f"test/set/{metric}", [task("bitext", 400)], *rows)
+    assert error == pytest.approx(difference.std(ddof=1) / 20)
     independent = math.hypot(*(row[chosen].mean(axis=0).std(ddof=1) / 20 for row in (better, worse)))
-    assert found < 0.7 * independent
+    assert error < 0.7 * independent
 
 
 def test_the_sampling_error_of_scores_without_outcomes_is_not_known():
@@ -493,8 +495,8 @@ def test_each_sweep_of_a_table_can_be_read_and_has_a_trial_for_each_point(name, 
         sweep = read_sweep(file, assignments=untrained, fetch=promoted)
         assert sweep.budget.trials == len(sweep.sampler.points)
         assert sweep.training.pairs > 0
-    named = {f"test/{task.name}" for task in sweep.data.test}
-    assert {"/".join(column.metric.split("/")[:2]) for column in table.columns} <= named
+    sets = {f"test/{task.name}" for task in sweep.data.test}
+    assert {"/".join(column.metric.split("/")[:2]) for column in table.columns} <= sets
 
 
 def test_rows_share_sweeps_unless_they_change_what_is_no_setting(tiny_file):
@@ -650,8 +652,8 @@ def test_rows_of_clean_pairs_leave_out_the_back_translated_ones_and_no_other():
     for row in TABLES["tan_bt"].rows:
         sweep = read_sweep(TABLES["tan_bt"].sweep, assignments=[one for one in row.changes if "start:" not in one])
         left_out = [source.name for source in sweep.data.train if not source.train]
-        made = [source.name for source in sweep.data.train if source.synthetic]
-        assert left_out == ([] if row.name.endswith(", BT") else made)
+        synthetic = [source.name for source in sweep.data.train if source.synthetic]
+        assert left_out == ([] if row.name.endswith(", BT") else synthetic)
 
 
 def test_a_further_search_of_some_rows_names_no_value_of_the_others():
@@ -665,8 +667,8 @@ def test_a_further_search_of_some_rows_names_no_value_of_the_others():
 
 
 def trained(row, rate, searched):
-    given = {"objective": "dev/x/accuracy", "searches": ("a",), "sweep": "b", "trials": (), "logged": {}}
-    return Trained(row=row, rate=rate, searched=searched, **given)
+    fields = {"objective": "dev/x/accuracy", "searches": ("a",), "sweep": "b", "trials": (), "logged": {}}
+    return Trained(row=row, rate=rate, searched=searched, **fields)
 
 
 def test_dev_sets_must_show_that_a_row_is_so_many_times_above_another():

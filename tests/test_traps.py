@@ -71,16 +71,18 @@ NOTES = {
 
 def marked() -> dict[str, set[int]]:
     """Every test function of the files with the traps of its marker."""
-    found = {}
+    numbers_by_test = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 calls = [call for call in node.decorator_list if ast.unparse(call).startswith("pytest.mark.trap(")]
                 numbers = {ast.literal_eval(argument) for call in calls for argument in call.args}
-                named = {int(number) for number in re.findall(r"\bD(\d+)\b", ast.get_docstring(node) or "")}
-                assert named <= numbers, f"{node.name} names D{named - numbers} in its docstring and not in its marker"
-                found[f"{path.relative_to(ROOT).as_posix()}::{node.name}"] = numbers
-    return found
+                mentions = {int(number) for number in re.findall(r"\bD(\d+)\b", ast.get_docstring(node) or "")}
+                assert mentions <= numbers, (
+                    f"{node.name} names D{mentions - numbers} in its docstring and not in its marker"
+                )
+                numbers_by_test[f"{path.relative_to(ROOT).as_posix()}::{node.name}"] = numbers
+    return numbers_by_test
 
 
 @pytest.mark.slow

@@ -55,9 +55,9 @@ class TwoViews(Toy):
     def loss(self, encode, batch, gather):
         first, second = encode(batch.source), gather(encode(batch.source))
         scores = first @ second.T / self.config.temperature
-        own = torch.arange(len(first)) + gather.offset(len(first))
-        total = torch.nn.functional.cross_entropy(scores, own, reduction="sum") / batch.total
-        apart = (first - second[own]).detach().square().sum() / batch.total
+        own_columns = torch.arange(len(first)) + gather.offset(len(first))
+        total = torch.nn.functional.cross_entropy(scores, own_columns, reduction="sum") / batch.total
+        apart = (first - second[own_columns]).detach().square().sum() / batch.total
         return Loss(total, diagnostics={"apart": apart})
 
 

@@ -28,7 +28,7 @@ LEAKED = []
 
 def train(assignment, dispatcher, rank, world, device):
     """Sums ranks' contributions for `steps` reports, with a checkpoint file per report, and follows orders to fail."""
-    folder, asked = Path(assignment.folder), assignment.trial
+    folder, request = Path(assignment.folder), assignment.trial
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint.json"
     start = json.loads(checkpoint.read_text())["index"] if checkpoint.exists() else 0
@@ -37,9 +37,9 @@ def train(assignment, dispatcher, rank, world, device):
             began = {"from": start, "time": time.time(), "pid": os.getpid(), "world": world}
             began["visible"] = os.environ.get("CUDA_VISIBLE_DEVICES")
             file.write(json.dumps({**began, "gpu_memory": torch.cuda.memory_reserved()}) + "\n")
-    steps, orders = asked["steps"], asked.get("orders", {})
+    steps, orders = request["steps"], request.get("orders", {})
     if start == steps:
-        dispatcher.report(report_of(asked, start))
+        dispatcher.report(report_of(request, start))
         return
     for index in range(start + 1, steps + 1):
         if index == orders.get("at"):
@@ -48,11 +48,11 @@ def train(assignment, dispatcher, rank, world, device):
         if world > 1:
             distributed.all_reduce(total)
         assert int(total) == world
-        if asked.get("seconds"):
-            time.sleep(asked["seconds"])
+        if request.get("seconds"):
+            time.sleep(request["seconds"])
         if rank == 0:
             _write(checkpoint, {"index": index, "draw": float(torch.rand(1))})
-        if not dispatcher.report(report_of(asked, index)):
+        if not dispatcher.report(report_of(request, index)):
             return
     if orders.get("kind") == "hang_after":
         _hang_after_the_next_answer()
@@ -73,15 +73,15 @@ def impatient(assignment, dispatcher, rank, world, device):
     train(assignment, dispatcher, rank, world, device)
 
 
-def report_of(asked, index):
-    value = asked.get("value", 0.5)
-    metrics = {"dev/score": value * index / asked["steps"], "dev/other": -value}
-    if asked.get("nan") == index:
+def report_of(request, index):
+    value = request.get("value", 0.5)
+    metrics = {"dev/score": value * index / request["steps"], "dev/other": -value}
+    if request.get("nan") == index:
         metrics["dev/score"] = float("nan")
-    if asked.get("missing"):
+    if request.get("missing"):
         del metrics["dev/score"]
-    facts = {"collapsed": "collapsed: all vectors are alike"} if asked.get("collapse") == index else {}
-    return a_report(index, last=index == asked["steps"], metrics=metrics, checkpoint=f"{index:06d}", facts=facts)
+    facts = {"collapsed": "collapsed: all vectors are alike"} if request.get("collapse") == index else {}
+    return a_report(index, last=index == request["steps"], metrics=metrics, checkpoint=f"{index:06d}", facts=facts)
 
 
 def a_report(index, **more):
@@ -89,9 +89,9 @@ def a_report(index, **more):
     return Report(**{"index": index, "step": index, "pairs": 0, "seconds": 0.0, "metrics": {}, **more})
 
 
-def toy(folder, **asked):
+def toy(folder, **settings):
     """The assignment of a trial of `train`, which does as it is asked."""
-    return TrialAssignment(folder=str(folder), seed=asked.pop("seed", 1), trial={"steps": 3, **asked})
+    return TrialAssignment(folder=str(folder), seed=settings.pop("seed", 1), trial={"steps": 3, **settings})
 
 
 def _write(path, value):
@@ -190,14 +190,14 @@ def train_for_real(assignment, dispatcher, rank, world, device):
         _change_whatever_a_process_shares()
 
 
-def pool_of(**asked):
+def pool_of(**settings):
     """A pool with these settings and listeners; else of one group of one worker, for toy trials."""
     from babeltune.sweep.workers.pool import WorkerPool
     from babeltune.sweep.workers.pool_settings import PoolSettings
 
-    listeners = {name: asked.pop(name) for name in ("note", "surveyed", "waiting") if name in asked}
+    listeners = {name: settings.pop(name) for name in ("note", "surveyed", "waiting") if name in settings}
     alone = {"count": 1, "workers": 1, "cpus_per_worker": 1, "gpus_per_worker": 0, "run_trial": "toy_trials:train"}
-    return WorkerPool(PoolSettings(**{**alone, **asked}), **listeners)
+    return WorkerPool(PoolSettings(**{**alone, **settings}), **listeners)
 
 
 def wait_until_free(pool, count):

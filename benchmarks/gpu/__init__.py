@@ -1,1 +1,1 @@
-"""What a GPU does: `python -m benchmarks.gpu`."""
+"""Benchmarks of a GPU: `python -m benchmarks.gpu`."""

@@ -1,5 +1,5 @@
-"""What a GPU does: training against sentence-transformers, several trials on it, the soft loss of 65,536 pairs, mining,
-two ranks, and a pretrained encoder in ten minutes.
+"""Benchmarks of a GPU: training against sentence-transformers, several trials on it, the soft loss of 65,536 pairs,
+mining, two ranks, and a pretrained encoder in ten minutes.
 
 Wall seconds are measured; each part's module says how. On a machine with a GPU, this is all, in some five minutes:
 
@@ -39,7 +39,7 @@ begin, since each process that a part starts imports this file."""
 
 
 def measured(name: str, size: Size, storage: Path) -> tuple[dict[str, Any], list[str]]:
-    """The figures of a part, and what is not as promised; none where it failed."""
+    """The figures of a part, and its missed goals. There are no figures if it failed."""
     module_name, _, function = PARTS[name].partition(".")
     try:
         module = importlib.import_module(f"benchmarks.gpu.{module_name}")

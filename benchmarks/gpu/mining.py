@@ -47,7 +47,7 @@ def measure(place: Path, size: Size) -> dict[str, Any]:
 
 
 def faults(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """What is not as promised."""
+    """The missed goals."""
     for name, row in rows.items():
         if row.get("as_in_fp64", 1.0) < 1.0:
             yield f"{name} vectors: {1 - row['as_in_fp64']:.2%} of the neighbours are not those of fp64"

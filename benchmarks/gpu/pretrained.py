@@ -81,6 +81,6 @@ def measure(storage: Path, size: Size) -> dict[str, Any]:
 
 
 def faults(result: dict[str, Any]) -> Iterator[str]:
-    """What is not as promised."""
+    """The missed goals."""
     if result.get("scores", {}).get(METRIC, GOAL) < GOAL:
         yield f"pretrained: Tatoeba {result['scores'][METRIC]:.3f}, and the goal is {GOAL:g}"

@@ -1,4 +1,4 @@
-"""What NCCL and gloo do with two ranks on one GPU, and how far the gradients are from those of one rank."""
+"""Two ranks on one GPU by NCCL and by gloo, and the distance of their gradients from those of one rank."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def one_rank(rank: int, backend: str, meeting: str, trial: Trial, prepared: Prep
 
 
 def together(backend: str, trial: Trial, prepared: Prepared, storage: Path) -> list[tuple[str, dict[str, Any]]]:
-    """What two ranks on one GPU say."""
+    """The replies of two ranks on one GPU."""
     context, meeting = multiprocessing.get_context("spawn"), storage / f"meeting-{backend}"
     ends = [context.Pipe(duplex=False) for _ in range(2)]
     processes = [
@@ -52,7 +52,7 @@ def together(backend: str, trial: Trial, prepared: Prepared, storage: Path) -> l
 
 
 def measure(storage: Path, size: Size) -> dict[str, Any]:
-    """What both say, and the difference where they train."""
+    """Both replies, and the difference of the gradients if the ranks train."""
     trial, prepared, _ = make_task(storage, 2, min(256, size.batch), **size.first)
     alone = {name: gradient.cpu() for name, gradient in gradients(trial, prepared).items()}
     results: dict[str, dict[str, Any]] = {}
@@ -66,7 +66,7 @@ def measure(storage: Path, size: Size) -> dict[str, Any]:
 
 
 def faults(results: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """What is not as promised. That a backend refuses two ranks on one GPU is no fault."""
+    """The missed goals. A backend may refuse two ranks on one GPU."""
     for name, row in results.items():
         if row.get("gradient_difference", 0.0) > TOLERANCE:
             yield f"two ranks by {name}: the gradients differ from those of one rank"

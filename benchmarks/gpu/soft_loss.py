@@ -69,7 +69,7 @@ def measure(_: Path, size: Size) -> dict[str, Any]:
 
 
 def faults(results: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """What is not as promised."""
+    """The missed goals."""
     for name, row in results.items():
         if row["gradient_difference"] > DIFFERENCE:
             yield f"soft loss of {name} pairs: the gradient differs from the formula's"

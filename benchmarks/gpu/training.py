@@ -166,7 +166,7 @@ def train_one(student: Mapping[str, Any], storage: Path, size: Size) -> dict[str
 
 
 def faults(results: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """What is not as promised."""
+    """The missed goals."""
     for name, row in results.items():
         if row["ratio"] < GOAL:
             yield f"{name}: {row['ratio']:.3g} times the peer's speed, and the goal is {GOAL:g}"

@@ -49,7 +49,7 @@ def one_trial(trial: Trial, prepared: Prepared, size: Size, together: Any, pipe:
 
 
 def shared(count: int, trial: Trial, prepared: Prepared, size: Size) -> dict[str, dict[str, Any]]:
-    """Of each of our racers, pairs a second of so many trials together, from the first step to the last."""
+    """Pairs a second of `count` concurrent trials, from the first step to the last, for each of our racers."""
     context = multiprocessing.get_context("spawn")
     together, pipes = context.Barrier(count), [context.Pipe(duplex=False) for _ in range(count)]
     processes = [context.Process(target=one_trial, args=(trial, prepared, size, together, write)) for _, write in pipes]
@@ -86,7 +86,7 @@ def measure(storage: Path, size: Size) -> dict[str, Any]:
 
 
 def faults(results: dict[str, Any]) -> Iterator[str]:
-    """What is not as promised: that several trials do more together than one is measured, and no promise."""
+    """The missed goals. Several trials need not do more together than one."""
     for count, rows in results.items():
         for name, row in rows.items() if isinstance(rows, dict) else ():
             if "failed" in row:

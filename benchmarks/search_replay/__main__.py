@@ -103,7 +103,7 @@ def quartiles(outcomes: Sequence[Outcome]) -> tuple[float, float, float]:
 
 
 def ratio(rows: Rows, name: str, other: str) -> float:
-    """What the other spends over what this one spends: medians, and their geometric mean over the corpora."""
+    """The ratio of two contestants' median costs, as a geometric mean over the corpora."""
     parts = [quartiles(rows[other][corpus])[1] / quartiles(rows[name][corpus])[1] for corpus in rows[name]]
     return math.exp(sum(map(math.log, parts)) / len(parts))
 
@@ -142,7 +142,7 @@ def verdict(rows: Rows) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the replay; the exit code is 1 where a goal is missed."""
+    """Runs the replay; the exit code is 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="contestants; all by default")

@@ -34,7 +34,7 @@ class Spent:
 
 
 def until(trials: Sequence[Spent], enough: float) -> tuple[int, float] | None:
-    """How many trials, and their counted seconds, up to the first with this accuracy; None where there is none."""
+    """How many trials, and their counted seconds, up to the first with this accuracy; None if there is none."""
     cumulative = itertools.accumulate(trial.seconds for trial in trials)
     hits = ((count, seconds) for count, seconds in enumerate(cumulative, 1) if trials[count - 1].accuracy >= enough)
     return next(hits, None)

@@ -76,7 +76,7 @@ def train_setting(sweep: Sweep, number: int, prepared: Prepared, folder: Path) -
 
 
 def record(corpus: str, storage: Path, part: tuple[int, int], until: float, settings: int = SETTINGS) -> int:
-    """Trains the settings of this part that are not recorded, until so many CPU seconds are spent; how many remain."""
+    """Trains the unrecorded settings of this part until `until` CPU seconds are spent. Returns how many remain."""
     sweep = sweep_of(corpus)
     prepared = prepare(sweep, storage)
     missing = [n for n in range(part[0], settings, part[1]) if not recorded(storage, corpus, n).exists()]

@@ -25,12 +25,12 @@ class Contestant:
     sampler: Sampler
     scheduler: Scheduler
     portfolio: int = 0  # first points learnt from the other corpora
-    seeds: int | None = None  # at most so many, where one search is slow
+    seeds: int | None = None  # the most seeds, for a search that is slow
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a search spent until its incumbent was good enough."""
+    """The cost of a search until its incumbent was good enough."""
 
     seconds: float  # counted
     trials: int  # begun until then

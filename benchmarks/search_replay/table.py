@@ -93,7 +93,7 @@ def read_table(path: Path = TABLE) -> dict[str, Corpus]:
 
 
 def features(parameters: Mapping[str, Parameter], params: Mapping[str, Scalar]) -> list[float]:
-    """The setting as numbers from 0 to 1, logarithms where the range has one and of choices."""
+    """The setting as numbers from 0 to 1, logarithms for log ranges and choices."""
     numbers = []
     for name in ordered(parameters):
         parameter, value = parameters[name], params[name]
@@ -120,7 +120,7 @@ def fitted(kernel: Kernel, points: Floats, curves: Floats) -> GaussianProcessReg
 
 
 class Surrogate:
-    """What a corpus's settings, recorded or not, report and cost."""
+    """The reports and costs of a corpus's settings, recorded or not."""
 
     def __init__(self, corpus: Corpus, sweep: Sweep) -> None:
         self.corpus, self.sweep = corpus, sweep

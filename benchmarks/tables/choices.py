@@ -41,7 +41,7 @@ def level(use: Record, record: Record) -> list[str]:
 
 
 def advice_on(record: Record) -> list[str]:
-    """What the table of choices comes to."""
+    """The conclusion of the table of choices."""
     first = Counter(name for use in record["uses"] for name in (use["best"], *level(use, record)))
     most, uses = max(first.values()), len(record["uses"])
     sentences = [

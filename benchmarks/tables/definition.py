@@ -1,4 +1,4 @@
-"""What a table is: its rows, its columns, and what the paper says of their order."""
+"""The definition of a table: its rows, its columns, and the order that the paper prints."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class Claim:
     worse: str
     metrics: tuple[str, ...]  # each is judged on its own
     paper: str  # the place, and the figures that are printed there
-    times: float = 1.0  # the first row is above so many times the other
+    times: float = 1.0  # the first row is above this multiple of the other
     kind: Literal["above", "level"] = "above"  # `level`: the paper sees no difference
     margin: float = 0.01  # differences that count as none, for `level`
 

@@ -1,4 +1,4 @@
-"""What our departures from print change: a table for each paper's scale, rate, reading, denominator or word list."""
+"""The effect of our departures from print: LEALLA's scale and temperature, Park's rate and readings, Li's rate."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -8,7 +8,7 @@ from typing import Any
 
 @contextmanager
 def panels(picture: Path, count: int, height: float) -> Iterator[tuple[Any, list[Any]]]:
-    """A figure with so many panels side by side, 7 inches wide. It is written at the end."""
+    """A figure with `count` panels side by side, 7 inches wide. It is written at the end."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -17,7 +17,7 @@ def aligners(name: str, depth: int, dropout: float | None = None) -> Row:
 
 
 def deeper(better: str, worse: str, contrast: tuple[str, str], clusters: tuple[str, str]) -> tuple[Claim, Claim]:
-    """What the report prints of two depths."""
+    """The printed order of two depths."""
     setting = ", without dropout" if "no dropout" in worse else ""
     return (
         Claim(better=better, worse=worse, metrics=(FOUND,), paper=CONTRAST.format(*contrast) + setting),

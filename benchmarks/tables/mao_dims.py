@@ -12,12 +12,12 @@ UN = {768: "89.6", 512: "88.8", 384: "88.8", 256: "88.7", 192: "88.5", 128: "87.
 
 
 def row_name(dim: int) -> str:
-    """The row of so many dimensions."""
+    """The row of this many dimensions."""
     return START if dim == 768 else f"{dim} dimensions"
 
 
 def claims(more: int, fewer: int) -> tuple[Claim, Claim]:
-    """What the paper prints of two numbers of dimensions; scores within 0.1 are level."""
+    """The printed orders of two numbers of dimensions. Scores within 0.1 are level."""
     orderings = []
     ours = "extended by us to French and Russian"
     for metric, figures, name, extended in ((FEW, TATOEBA, "Tatoeba", ours), (MANY, UN, "UN", f"{ours}, of news")):
@@ -60,7 +60,7 @@ LONGER = 4  # how many times as many pairs the experiment's rows see
 
 
 def longer(dim: int) -> Row:
-    """The layer of so many dimensions, trained for longer."""
+    """The layer of this many dimensions, trained for longer."""
     return Row(name=f"{row_name(dim)}, longer", settings={"dim": dim}, changes=(f"training.pairs={60_000 * LONGER}",))
 
 

@@ -9,7 +9,7 @@ PRINTED = 1000.0  # the weight of FD in LEALLA-small
 
 
 def extended(beta: float = PRINTED) -> str:
-    """What a claim asks for that the paper does not print."""
+    """The figure of a claim that the paper does not print."""
     return "extended by us to French and Russian, and news" + ("" if beta == PRINTED else f", at beta {beta:g}")
 
 

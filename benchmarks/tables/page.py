@@ -38,7 +38,7 @@ UNPAIRED = """\
 This record is of an earlier version, whose intervals of an xSIM error over sentences take the two rows as independent.
 They are wider than those of paired differences, so more orders are undecided."""
 LENGTHS = ("training.pairs", "training.global_batch", "training.compute")
-"""What a row may change of the length of its training."""
+"""The settings by which a row may change the length of its training."""
 INDEX = """\
 # The papers' tables
 
@@ -205,7 +205,7 @@ def _answer(reason: Reason | None, others: Mapping[str, Record]) -> str:
 
 
 def _standing(verdicts: Iterable[str]) -> str:
-    """What an experiment's verdicts come to. The suspicion foretells each of its orders."""
+    """The conclusion from an experiment's verdicts. The suspicion foretells each of its orders."""
     kinds = set(verdicts)
     if kinds == {"holds"}:
         return "It is so"

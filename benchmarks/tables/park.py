@@ -1,4 +1,4 @@
-"""What the tables of Park et al. 2024 share: sealed scores, temperatures, and what soft labels log."""
+"""Shared parts of the tables of Park et al. 2024: sealed scores, temperatures, and what soft labels log."""
 
 from benchmarks.tables.definition import Claim, Column
 

@@ -26,7 +26,7 @@ FIGURES = {
 
 
 def seen(parts: int) -> str:
-    """The row if the batch has so many parts."""
+    """The row if the batch has this many parts."""
     return f"{PARTS[parts]} of the batch"
 
 

@@ -22,13 +22,13 @@ STUDENTS = {
     ALIGNED: (),
     FRESH: ("student={kind: static, width: 256, vocabulary: 12000, max_tokens: 64, projection: teacher}",),
 }
-"""What each student changes in the sweep file."""
+"""The changes of the sweep file for each student."""
 TEACHERS = {
     OWN: (),
     FIVE: ("teacher.model='models:/park_pairs_start@champion'",),
     PARENT: ("teacher={model: 'bundled:all-MiniLM-L6-v2', languages: [eng], max_tokens: 64}",),
 }
-"""What each teacher changes in the sweep file."""
+"""The changes of the sweep file for each teacher."""
 TEMPERATURES = {OWN: MATCHED, FIVE: FIVE_MATCHED, PARENT: PARENT_MATCHED}
 """The labels' temperature for each teacher, at which all labels are equally hard."""
 

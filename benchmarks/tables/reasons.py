@@ -111,7 +111,7 @@ REASONS = (
 
 
 def reason_of(table: str, better: str, worse: str) -> Reason | None:
-    """What is suspected of a failed order."""
+    """The suspected cause of a failed order."""
     for reason in REASONS:
         if reason.table == table and {better, worse} & set(reason.rows):
             return reason

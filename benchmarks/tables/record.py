@@ -146,9 +146,9 @@ def _claim(claim: Claim, metric: str, scores: Scores, sealed: SealedSets, from_s
 
 
 def at_equal_rates(claim: Claim, metric: str, rows: Sequence[Trained]) -> list[float]:
-    """How far the first row is above the second on dev, or above so many times it.
+    """How far the first row is above the second on dev, or above `claim.times` the second.
 
-    There are two values: both rows at the rate of the one, and both at that of the other, where both finished.
+    There are two values: both rows at the rate of the one, and both at that of the other, if both finished.
 
     Empty if their own learning rates are the same, or what is compared, for another kind of metric than the
     objective's, and for the untrained student."""
@@ -163,7 +163,7 @@ def at_equal_rates(claim: Claim, metric: str, rows: Sequence[Trained]) -> list[f
 
 
 def _facts(table: Table, rows: Sequence[Trained], starts: Sequence[str], sealed: SealedSets) -> Record:
-    """What the figures depend on: sweeps, text, code, packages."""
+    """The origin of the figures: sweeps, text, code, packages."""
     sweep, facts = sealed.first.sweep, environment_facts()
     return {
         "sweeps": [*starts, *dict.fromkeys(id_ for row in rows for id_ in (*row.searches, row.sweep))],

@@ -119,7 +119,7 @@ def ari_of(labels: Sequence[str], clusters: Mapping[str, Sequence[float]]) -> St
 
 
 def _places(names: Sequence[object]) -> NDArray[np.float64]:
-    """[items, groups] 1 where an item is in a group."""
+    """[items, groups] 1 if the item is in the group, else 0."""
     _, group = np.unique(np.asarray(names), return_inverse=True)
     return np.eye(int(group.max()) + 1)[group]
 

@@ -46,7 +46,7 @@ class Trained:
 
 
 def assignments(table: Table, group: int, rows: Sequence[Row], points: Points, kind: str) -> list[str]:
-    """What turns the table's sweep file into the sweep of these points; words of `--set`."""
+    """The words of `--set` that turn the table's sweep file into the sweep of these points."""
     when = {
         key: {other: _occurring(values, other, points) for other, values in conditions.items()}
         for row in rows

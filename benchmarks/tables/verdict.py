@@ -1,4 +1,4 @@
-"""What the seeds and the test sentences allow to say of an ordering, and of a table that was run anew.
+"""Verdicts on an ordering by seeds and test sentences, and the comparison of a table with a rerun.
 
 Pure: numbers and records in, words out."""
 
@@ -38,7 +38,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What may be said, and why."""
+    """The outcome for an ordering, and its reason."""
 
     outcome: Outcome
     why: str
@@ -55,7 +55,7 @@ def over_seeds(differences: Sequence[float]) -> tuple[float, float, float]:
 def judge(ordering: Judged) -> Verdict:
     """An order holds, or fails, if the intervals over seeds and over test sentences both lie on one side of zero.
 
-    Where both rows are no better than the untrained student, nothing was learnt that could be ordered."""
+    If both rows are no better than the untrained student, there is nothing to order."""
     verdict = _judge(ordering)
     if ordering.unchecked and verdict.outcome != "undecided":
         return replace(verdict, why=f"{verdict.why}; {UNCHECKED}")
@@ -94,7 +94,7 @@ def _level(widest: tuple[float, float], margin: float) -> Verdict:
 
 
 def verdict(claim: Record, record: Record) -> Verdict:
-    """What may be said of an ordering of a record."""
+    """The verdict on an ordering of a record."""
     better, worse = claim["values"]
     # The untrained student has no learning rate.
     rates = {row["name"]: row["learning_rate"] for row in record["rows"] if len(row["searched"]) > 1}
@@ -145,9 +145,9 @@ def _texts(record: Record) -> dict[str, str]:
 
 
 def disagreements(rerun: Record, record: Record) -> list[str]:
-    """What differs by more than the kept record's seeds do; empty if the table was reproduced.
+    """The differences beyond those of the record's seeds. Empty if the table was reproduced.
 
-    A row's new mean must lie in Student's 95 % interval of the kept seeds. The text must be the same."""
+    A row's new mean must lie in Student's 95 % interval of the record's seeds. The text must be the same."""
     problems = []
     if _texts(rerun) != _texts(record):
         problems.append("the text is not the same: the digests of the data differ")

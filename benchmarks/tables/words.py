@@ -47,7 +47,7 @@ def with_words(record: Record, table: Table) -> dict[str, Any]:
 
 
 def _measured(record: Record, rates: int) -> dict[str, Any]:
-    """What the figures of a record are of. The search began with so many learning rates."""
+    """Everything that the figures of a record depend on. The search began with `rates` learning rates."""
     return {
         "name": record["name"],
         "rows": [

@@ -121,7 +121,7 @@ class BilingualAligner(Method):
         return normalize(outputs, dim=1)
 
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
-        """(CE(S, diagonal) + CE(S^T, diagonal)) / 2, with x_i . x_j and y_i . y_j in the denominators where `intra`."""
+        """(CE(S, diagonal) + CE(S^T, diagonal)) / 2, with x_i . x_j and y_i . y_j in the denominators if `intra`."""
         config: Config = self.config
         total = batch.total
         check_negatives(total)

@@ -206,7 +206,7 @@ class Laser3Co(Method):
         positive = (q * k).sum(1) / number(config.temperature)
         if config.denominator == "alg1":
             rows = torch.logaddexp(positive, log_sum) - positive
-        else:  # where S_i is empty there is nothing to push away
+        else:  # if S_i is empty there is nothing to push away
             rows = torch.where(counts > 0, log_sum - positive, 0 * positive)
         repeated = occurrences(batch.source_ids, ids if self.queue is None else names) > (self.queue is None)
         offered = len(candidates) - (self.queue is None)

@@ -97,7 +97,7 @@ class Side:
     local: Float[Tensor, "local dim"]
     everyone: Float[Tensor, "global dim"]
     repeats: Duplicates | None
-    """Set where repeated texts are dropped from denominators."""
+    """Set if repeated texts are dropped from denominators."""
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ def promote(
     checkpoint, that of the trial that the rule `prefer` chooses, or the average of the best `soup` trials'. `out` is a
     new folder for the model. `dry_run` decides and registers nothing; it opens the sealed tests, too. A refusal is a
     `Decision`. Raises `SpecError` for an alias or rule that cannot be, `SweepError` without a finished trial,
-    `CheckpointError` for an altered checkpoint and `PromotionError` where MLflow does not answer."""
+    `CheckpointError` for an altered checkpoint and `PromotionError` if MLflow does not answer."""
     from babeltune.promotion.promote import promote as decide
     from babeltune.sweep.sync.notify import failures_notified
     from babeltune.sweep_report.write import report_again

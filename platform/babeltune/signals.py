@@ -153,7 +153,7 @@ class StopSignal:
         return self.interrupted or self.pausing or self.requested()
 
     def start_minutes(self, minutes: float) -> None:
-        """Begins the minutes in which trials may start. They go on where they have begun before."""
+        """Begins the minutes in which trials may start. A second call changes nothing."""
         if self.last_start == math.inf:
             self.last_start = time.monotonic() + 60 * minutes
 

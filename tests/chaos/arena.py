@@ -148,7 +148,7 @@ class Arena:
         wait_until(condition, meanwhile=somebody_drives)
 
     def trained(self, steps: int) -> Callable[[], bool]:
-        """Whether workers have made so many steps in all."""
+        """Whether workers have made this many steps in all."""
         return lambda: len(self.steps()) >= steps
 
     # Drivers

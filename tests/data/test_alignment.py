@@ -68,7 +68,7 @@ def nearest(a, b, least, content):
         n, m = sum(x in s for s, _ in pairs), sum(y in t for _, t in pairs)
         return both / math.sqrt(n * m) if both >= TOGETHER else 0.0
 
-    found = []
+    rows = []
     for number, (s, t) in enumerate(pairs):
         some_s, some_t = ({w for w in side if known(k, w)} for k, side in enumerate((s, t)))
         for x in some_s:
@@ -77,8 +77,8 @@ def nearest(a, b, least, content):
                 rivals = [cosine(x, o) for o in some_t - {y}] + [cosine(o, y) for o in some_s - {x}]
                 if here >= least and here > max(rivals, default=0.0) and s.count(x) == t.count(y) == 1:
                     both = sum(x in s and y in t for s, t in pairs)
-                    found.append((number, s.index(x), t.index(y), pytest.approx(here), both))
-    return sorted(found, key=lambda sample: sample[:3])
+                    rows.append((number, s.index(x), t.index(y), pytest.approx(here), both))
+    return sorted(rows, key=lambda sample: sample[:3])
 
 
 def samples_of(*args, **keywords):
@@ -98,13 +98,13 @@ SENTENCES = st.lists(st.sampled_from("abcdefg"), max_size=5)
 )
 def test_mutual_nearest_neighbours_are_those_of_the_definition(pairs, least, content, block):
     a, b = ([list(side) for side in sides] for sides in zip(*pairs, strict=True))
-    found = [find_words([" ".join(side) for side in sides]) for sides in (a, b)]
+    word_sets = [find_words([" ".join(side) for side in sides]) for sides in (a, b)]
     texts = np.tile(np.arange(len(pairs))[:, None], 2)
-    wanted = tuple(np.array([word in content for word in f.vocabulary], bool) for f in found)
+    wanted = tuple(np.array([word in content for word in f.vocabulary], bool) for f in word_sets)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(alignment, "BLOCK", block)
-        samples, scores = mutual(*found, texts, wanted, least)
-    places = [(p, i - found[0].first[p], j - found[1].first[p]) for p, i, j in samples.tolist()]
+        samples, scores = mutual(*word_sets, texts, wanted, least)
+    places = [(p, i - word_sets[0].first[p], j - word_sets[1].first[p]) for p, i, j in samples.tolist()]
     scored = sorted((*place, *pair) for place, pair in zip(places, scores.tolist(), strict=True))
     assert scored == nearest(a, b, least, content)
 
@@ -113,24 +113,24 @@ def test_a_large_corpus_is_counted_in_part(monkeypatch):
     """Every second pair is counted; the words of all are aligned."""
     monkeypatch.setattr(alignment, "COUNTED", 6)
     texts = [("dog runs", "chien court"), ("dog", "chien"), ("cat runs", "chat court"), ("cat", "chat")] * 3
-    found = [find_words([pair[side] for pair in texts]) for side in (0, 1)]
-    wanted = tuple(np.ones(len(f.vocabulary), bool) for f in found)
-    samples, _ = mutual(*found, np.tile(np.arange(12)[:, None], 2), wanted, 0.1)
+    word_sets = [find_words([pair[side] for pair in texts]) for side in (0, 1)]
+    wanted = tuple(np.ones(len(f.vocabulary), bool) for f in word_sets)
+    samples, _ = mutual(*word_sets, np.tile(np.arange(12)[:, None], 2), wanted, 0.1)
     assert set(samples[:, 0].tolist()) == set(range(12))
 
 
 def test_each_word_but_stop_words_is_aligned_where_it_is_whole_and_occurs_once(tmp_path):
     corpus = corpus_of(("eng", "fra", PAIRS))
-    found = samples_of(corpus, Words(stop_words=0, least=0.5), tmp_path, tmp_path, 0)
-    words = in_words(corpus, found)
+    samples = samples_of(corpus, Words(stop_words=0, least=0.5), tmp_path, tmp_path, 0)
+    words = in_words(corpus, samples)
     assert (0, "party", "fête") in words
     assert (2, "party", "fête") in words
     assert not any(pair == 3 for pair, word, _ in words if word == "party"), "it is there twice"
     assert not any(word.lower() in ("artful", "departs") for _, word, _ in words), "they occur once"
-    assert found[:, 0].tolist() == sorted(found[:, 0])
+    assert samples[:, 0].tolist() == sorted(samples[:, 0])
     few = samples_of(corpus, Words(stop_words=3, least=0.5), tmp_path, tmp_path, 0)
     assert not any(other == "fête" for _, _, other in in_words(corpus, few))
-    assert word_counts(found, 5)["pairs"] + word_counts(found, 5)["pairs without"] == 5
+    assert word_counts(samples, 5)["pairs"] + word_counts(samples, 5)["pairs without"] == 5
 
 
 def lexicon_at(path, lines, **fields):
@@ -153,8 +153,8 @@ def test_a_lexicons_terms_are_found_once_whole_and_in_any_case(tmp_path):
     ]
     corpus = corpus_of(("eng", "fra", PAIRS))
     settings = lexicon_at(tmp_path / "l.tsv", lines, on_error="drop", max_dropped=0.2)
-    found = in_words(corpus, samples_of(corpus, settings, tmp_path, tmp_path, 0))
-    assert found == [
+    words = in_words(corpus, samples_of(corpus, settings, tmp_path, tmp_path, 0))
+    assert words == [
         (0, "art", "L'art"),
         (0, "party", "fête"),
         (1, "party", "fête"),
@@ -167,8 +167,8 @@ def test_a_lexicons_terms_are_found_once_whole_and_in_any_case(tmp_path):
 def test_stop_words_of_a_lexicon_and_broken_lexicons(tmp_path):
     corpus = corpus_of(("eng", "fra", PAIRS))
     settings = replace(lexicon_at(tmp_path / "l.tsv", ["fr\tparty\tfête", "fr\tart\tART"]), stop_words=2)
-    found = in_words(corpus, samples_of(corpus, settings, tmp_path, tmp_path, 0))
-    assert {word for _, word, _ in found} == {"art"}, "party and the are the most frequent words"
+    words = in_words(corpus, samples_of(corpus, settings, tmp_path, tmp_path, 0))
+    assert {word for _, word, _ in words} == {"art"}, "party and the are the most frequent words"
     settings = lexicon_at(tmp_path / "l.tsv", ["fr\tparty"])
     with pytest.raises(DataError, match=r"l\.tsv:2: column count"):
         samples_of(corpus, settings, tmp_path, tmp_path, 0)
@@ -179,8 +179,8 @@ def test_a_languages_list_of_stop_words_takes_the_place_of_the_most_frequent(tmp
     lexicon = lexicon_at(tmp_path / "l.tsv", ["fr\tparty\tfête", "fr\tart\tART"])
     (tmp_path / "stop.txt").write_text("Art\nof\n", encoding="utf-8")
     listed = replace(lexicon, stop_words=10**6, stop_list={"en": "stop.txt", "fra": "stop.txt"})
-    found = in_words(corpus, samples_of(corpus, listed, tmp_path, tmp_path, 0))
-    assert {word for _, word, _ in found} == {"party"}
+    words = in_words(corpus, samples_of(corpus, listed, tmp_path, tmp_path, 0))
+    assert {word for _, word, _ in words} == {"party"}
     half = replace(lexicon, stop_words=10**6, stop_list={"eng": "stop.txt"})
     assert not len(samples_of(corpus, half, tmp_path, tmp_path, 0)), "French has no list"
     first = build_words(corpus, listed, tmp_path, tmp_path, 0)
@@ -197,8 +197,8 @@ def test_max_line_bytes_bounds_the_lines_of_a_lexicon(tmp_path):
     with pytest.raises(DataError, match=r"l\.tsv:2: too long: .* at most 100 \(data\.max_line_bytes\)"):
         build_words(corpus, lexicon_at(tmp_path / "l.tsv", [long]), tmp_path, tmp_path, 0, longest=100)
     dropping = lexicon_at(tmp_path / "l.tsv", [long, "fr\tparty\tfête"], on_error="drop", max_dropped=0.9)
-    found = in_words(corpus, samples_of(corpus, dropping, tmp_path, tmp_path, 0, longest=100))
-    assert {word for _, word, _ in found} == {"party"}
+    words = in_words(corpus, samples_of(corpus, dropping, tmp_path, tmp_path, 0, longest=100))
+    assert {word for _, word, _ in words} == {"party"}
 
 
 def test_language_pairs_do_not_share_statistics_and_text_without_blanks_is_cut(tmp_path):
@@ -209,11 +209,11 @@ def test_language_pairs_do_not_share_statistics_and_text_without_blanks_is_cut(t
         ("dogs run", "犬が走る"),
     ]
     corpus = corpus_of(("eng", "jpn", japanese * 2), ("eng", "fra", PAIRS))
-    found = samples_of(corpus, Words(stop_words=0, least=0.6), tmp_path, tmp_path, 0)
-    assert {("cats", "猫"), ("dogs", "犬")} <= {(x, y) for _, x, y in in_words(corpus, found)}
+    samples = samples_of(corpus, Words(stop_words=0, least=0.6), tmp_path, tmp_path, 0)
+    assert {("cats", "猫"), ("dogs", "犬")} <= {(x, y) for _, x, y in in_words(corpus, samples)}
     alone = corpus_of(("eng", "fra", PAIRS))
     expected = samples_of(alone, Words(stop_words=0, least=0.6), tmp_path, tmp_path, 0)
-    np.testing.assert_array_equal(found[found[:, 0] >= 8] - [8, 0, 0, 0, 0], expected)
+    np.testing.assert_array_equal(samples[samples[:, 0] >= 8] - [8, 0, 0, 0, 0], expected)
 
 
 def test_samples_are_stored_once_with_their_counts_and_each_tokenizers_spans(tmp_path, monkeypatch):
@@ -225,11 +225,11 @@ def test_samples_are_stored_once_with_their_counts_and_each_tokenizers_spans(tmp
     spans = build_spans(words, corpus, tokenizer, "", 64, tmp_path)
     assert facts_of(spans) == {"samples": 3, "cut off": 0}
     shorter = build_spans(words, corpus, tokenizer, "", 9, tmp_path)
-    counted = facts_of(shorter)
-    assert counted["samples"] + counted["cut off"] == 3
-    assert counted["cut off"] > 0
+    counts = facts_of(shorter)
+    assert counts["samples"] + counts["cut off"] == 3
+    assert counts["cut off"] > 0
     assert np.load(spans / WORD_SCORES).tolist() == [[math.inf, math.inf]] * 3, "words of a lexicon pass"
-    assert len(np.load(shorter / WORD_SCORES)) == counted["samples"]
+    assert len(np.load(shorter / WORD_SCORES)) == counts["samples"]
     for pair, a, b, c, d in np.load(spans / "spans.npy").tolist():
         for text, first, end, word in zip(corpus.pairs[pair], (a, c), (b, d), ("party", "fête"), strict=True):
             ids = tokenizer(corpus.texts[text])["input_ids"]

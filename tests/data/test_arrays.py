@@ -24,8 +24,8 @@ def keys_of(values: list[int]) -> np.ndarray:
 
 @given(KEYS)
 def test_equal_keys_are_numbered_alike_by_first_appearance(values):
-    known: dict[int, int] = {}
-    expected = [known.setdefault(value, len(known)) for value in values]
+    numbers: dict[int, int] = {}
+    expected = [numbers.setdefault(value, len(numbers)) for value in values]
     with tiny_parts():
         first = arrays.first_places(keys_of(values))
         new = arrays.is_first(first)

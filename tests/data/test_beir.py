@@ -69,18 +69,22 @@ def bitext(root, rows, languages="eng fra", **more):
     return Retrieval(name="search", source=source, **more)
 
 
-def relevant(found):
-    grades = found.scores or (1,) * len(found.gold)
-    return {(found.left[i], found.right[j]) for (i, j), grade in zip(found.gold, grades, strict=True) if grade > 0}
+def relevant(search_set):
+    grades = search_set.scores or (1,) * len(search_set.gold)
+    return {
+        (search_set.left[i], search_set.right[j])
+        for (i, j), grade in zip(search_set.gold, grades, strict=True)
+        if grade > 0
+    }
 
 
 def test_a_folder_becomes_judged_queries_and_documents_with_their_titles(tmp_path):
-    (found,) = read(folder(tmp_path), task())
-    assert found.left == ("who sleeps", "qui court", "who sings"), "those that are judged, in the file's order"
-    assert found.right == ("Birds sing.", "Les chiens courent.", "Cats They sleep a lot."), "by descending id"
-    assert dict(zip(found.gold, found.scores, strict=True)) == {(0, 2): 2, (0, 0): 0, (1, 1): 1, (2, 0): 1}
-    assert (found.subset, found.k, found.mixed, found.own_documents) == ("eng", 100, False, ())
-    assert tasks_from(json.loads(json.dumps([plain(found)]))) == (found,)
+    (search_set,) = read(folder(tmp_path), task())
+    assert search_set.left == ("who sleeps", "qui court", "who sings"), "those that are judged, in the file's order"
+    assert search_set.right == ("Birds sing.", "Les chiens courent.", "Cats They sleep a lot."), "by descending id"
+    assert dict(zip(search_set.gold, search_set.scores, strict=True)) == {(0, 2): 2, (0, 0): 0, (1, 1): 1, (2, 0): 1}
+    assert (search_set.subset, search_set.k, search_set.mixed, search_set.own_documents) == ("eng", 100, False, ())
+    assert tasks_from(json.loads(json.dumps([plain(search_set)]))) == (search_set,)
 
 
 CARD = """---
@@ -121,8 +125,8 @@ HUB = {"path": None, "dataset": "hub"}
 def test_a_data_set_of_the_hub_is_the_set_that_its_files_are(tmp_path, id_name):
     languages = {"language": None, "languages": ("eng", "fra")}
     wanted = read(folder(tmp_path), task(**languages))
-    found = read(data_set(tmp_path, id_name=id_name), task(source=HUB, **languages))
-    assert found == wanted
+    sets = read(data_set(tmp_path, id_name=id_name), task(source=HUB, **languages))
+    assert sets == wanted
     (dev,) = read(tmp_path, task(source=HUB, qrels="dev"))
     assert dev.left == ("who sleeps",)
 
@@ -192,16 +196,19 @@ def test_a_line_without_its_language_names_how_languages_are_given(tmp_path):
 
 
 def test_the_limit_is_of_queries_and_never_of_documents(tmp_path):
-    (found,) = read(folder(tmp_path), task(limit=2))
-    assert (len(found.left), len(found.right), {query for query, _ in found.gold}) == (2, 3, {0, 1})
+    (search_set,) = read(folder(tmp_path), task(limit=2))
+    assert (len(search_set.left), len(search_set.right), {query for query, _ in search_set.gold}) == (2, 3, {0, 1})
 
 
 def test_a_document_of_the_querys_own_id_can_be_left_out(tmp_path):
     queries = [{"_id": "d2", "text": "birds", "language": "eng"}, *QUERIES]
     folder(tmp_path, queries=queries, judged=[*JUDGED, "d2\td1\t1"])
-    (found,) = read(tmp_path, task(same_id="drop"))
-    assert (found.left, found.own_documents) == (("birds", "who sleeps", "qui court", "who sings"), (0, -1, -1, -1))
-    assert found.right[0] == "Birds sing."
+    (search_set,) = read(tmp_path, task(same_id="drop"))
+    assert (search_set.left, search_set.own_documents) == (
+        ("birds", "who sleeps", "qui court", "who sings"),
+        (0, -1, -1, -1),
+    )
+    assert search_set.right[0] == "Birds sing."
 
 
 @pytest.mark.parametrize(
@@ -233,19 +240,23 @@ def test_a_broken_set_is_one_line(tmp_path, changed, words):
 def test_broken_lines_are_counted_where_the_source_drops_them(tmp_path):
     corpus = [*DOCUMENTS, "no JSON", {"text": "Anonymous"}, {"_id": "d1", "text": "again"}]
     folder(tmp_path, corpus=corpus, judged=[*JUDGED, "q1\td99\t1"])
-    (found,) = read_eval([task(source={"on_error": "drop", "max_dropped": 0.5})], tmp_path)
-    assert found.dropped == {"not JSON": 1, "missing column": 1, "duplicate id": 1, "unknown id": 1}
-    assert len(found.columns["documents"]) == 3
+    (search_set,) = read_eval([task(source={"on_error": "drop", "max_dropped": 0.5})], tmp_path)
+    assert search_set.dropped == {"not JSON": 1, "missing column": 1, "duplicate id": 1, "unknown id": 1}
+    assert len(search_set.columns["documents"]) == 3
     with pytest.raises(DataError, match=r"3 of 6 rows of .*corpus.jsonl are broken .* more than max_dropped 0.05"):
         read_eval([task(source={"on_error": "drop"})], tmp_path)
 
 
 def test_each_text_of_a_bitext_is_one_query_or_document_and_equal_texts_are_relevant(tmp_path):
     rows = [("Hi", "Salut"), ("Hi", "Coucou"), ("Hello", "Salut"), ("Bye", "Adieu")]
-    (found,) = read(tmp_path, bitext(tmp_path, rows))
-    assert (found.subset, found.left, found.right) == ("fra-eng", ("Salut", "Coucou", "Adieu"), ("Hi", "Hello", "Bye"))
-    assert relevant(found) == {("Salut", "Hi"), ("Salut", "Hello"), ("Coucou", "Hi"), ("Adieu", "Bye")}
-    assert (found.left_languages, found.right_languages, found.mixed, found.own_documents) == (
+    (search_set,) = read(tmp_path, bitext(tmp_path, rows))
+    assert (search_set.subset, search_set.left, search_set.right) == (
+        "fra-eng",
+        ("Salut", "Coucou", "Adieu"),
+        ("Hi", "Hello", "Bye"),
+    )
+    assert relevant(search_set) == {("Salut", "Hi"), ("Salut", "Hello"), ("Coucou", "Hi"), ("Adieu", "Bye")}
+    assert (search_set.left_languages, search_set.right_languages, search_set.mixed, search_set.own_documents) == (
         ("fra",),
         ("eng",),
         False,
@@ -256,7 +267,7 @@ def test_each_text_of_a_bitext_is_one_query_or_document_and_equal_texts_are_rele
 def test_a_mixed_corpus_holds_all_languages_and_a_query_never_finds_itself(tmp_path):
     rows = [("Hi", "Salut", "Hallo"), ("Taxi", "Taxi", "Taxi")]
     tasks = read(tmp_path, bitext(tmp_path, rows, "eng fra deu", corpus="mixed"))
-    assert [found.subset for found in tasks] == ["eng", "fra", "deu"]
+    assert [search_set.subset for search_set in tasks] == ["eng", "fra", "deu"]
     _, fra, _ = tasks
     assert fra.right == ("Hi", "Taxi", "Salut", "Taxi", "Hallo", "Taxi")
     assert fra.right_languages == ("eng", "eng", "fra", "fra", "deu", "deu")
@@ -277,12 +288,12 @@ def test_queries_and_documents_are_kept_out_of_training_and_near_ones_are_counte
     (tmp_path / "train.tsv").write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
     train = TsvSource(name="s", path="train.tsv", columns={"eng": "eng", "fra": "fra"})
     corpus = build_corpus(Data(train=(train,), dev=(task(),), overlap="near"), folder(tmp_path), seed=0)
-    kept = {corpus.texts[number] for number in corpus.pairs[:, 0]}
-    assert kept == {"who is never judged", "Kept."}, "a query that is not judged is not read"
+    texts = {corpus.texts[number] for number in corpus.pairs[:, 0]}
+    assert texts == {"who is never judged", "Kept."}, "a query that is not judged is not read"
     assert corpus.overlap["s"]["dev/search"] >= 3
     assert corpus.digests["dev/search"]
-    (found,) = corpus.tasks
-    assert [corpus.languages[number] for number in found.left] == ["eng"] * 3
+    (search_set,) = corpus.tasks
+    assert [corpus.languages[number] for number in search_set.left] == ["eng"] * 3
 
 
 def test_dev_and_test_queries_over_one_corpus_do_not_spoil_the_test(tmp_path):
@@ -303,8 +314,8 @@ def test_dev_and_test_queries_over_one_corpus_do_not_spoil_the_test(tmp_path):
 def search(**changes):
     """A task that searches a folder, as a sweep file has it."""
     source = {"name": "set", "format": "beir", "path": "set", **changes.pop("source", {})}
-    asked = {"name": "search", "task": "retrieval", "language": "eng", "source": source, **changes}
-    return {name: value for name, value in asked.items() if value is not None}
+    fields = {"name": "search", "task": "retrieval", "language": "eng", "source": source, **changes}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 @pytest.mark.parametrize(
@@ -329,8 +340,8 @@ def search(**changes):
     ],
 )  # fmt: skip
 def test_what_a_search_task_may_say_is_checked(wanted, words):
-    found = refusals(dev=[wanted])
-    assert any(re.search(words, line) for line in found), found
+    problems = refusals(dev=[wanted])
+    assert any(re.search(words, line) for line in problems), problems
 
 
 def test_a_set_that_is_not_there_is_found_before_anything_starts(tiny_file, tmp_path):

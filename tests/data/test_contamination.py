@@ -49,15 +49,15 @@ def test_similarity_is_that_of_the_sets_of_trigrams():
 
 @pytest.mark.trap(35)
 def test_near_duplicates_are_those_of_brute_force():
-    known = [*sentences(150), "猫は窓のそばで静かに眠っている", "hm"]
-    others = ["猫は窓のそばで静かに眠っていた", "hm", "h", known[0]]
-    asked = [*(edited(text, i) for i, text in enumerate(known[:150])), *others]
-    index = EvalIndex({"dev/a": known})
-    found = index.near(asked)
-    pairs = {(row, index.texts[text]) for row, text in zip(found.rows.tolist(), found.texts.tolist(), strict=True)}
+    indexed = [*sentences(150), "猫は窓のそばで静かに眠っている", "hm"]
+    others = ["猫は窓のそばで静かに眠っていた", "hm", "h", indexed[0]]
+    queries = [*(edited(text, i) for i, text in enumerate(indexed[:150])), *others]
+    index = EvalIndex({"dev/a": indexed})
+    near = index.near(queries)
+    pairs = {(row, index.texts[text]) for row, text in zip(near.rows.tolist(), near.texts.tolist(), strict=True)}
     expected = {
         (row, other)
-        for row, text in enumerate(asked)
+        for row, text in enumerate(queries)
         for other in index.texts
         if jaccard(text, other) >= THRESHOLD and text_key(text) != text_key(other)
     }
@@ -65,15 +65,15 @@ def test_near_duplicates_are_those_of_brute_force():
     assert len(pairs) >= 0.99 * len(expected)
     assert len(expected) > 50
     assert any("猫" in other for _, other in pairs)
-    assert (np.diff(found.rows) >= 0).all()
+    assert (np.diff(near.rows) >= 0).all()
 
 
 def test_blocks_of_texts_give_what_one_gives(monkeypatch):
-    known = [*sentences(50), "", "a", "ab"]
-    asked = [edited(text, i) for i, text in enumerate(known[:50])] + ["", "A!"]
-    whole = EvalIndex({"dev/a": known}).near(asked)
+    indexed = [*sentences(50), "", "a", "ab"]
+    queries = [edited(text, i) for i, text in enumerate(indexed[:50])] + ["", "A!"]
+    whole = EvalIndex({"dev/a": indexed}).near(queries)
     monkeypatch.setattr(contamination, "BLOCK", 7)
-    blocks = EvalIndex({"dev/a": known}).near(asked)
+    blocks = EvalIndex({"dev/a": indexed}).near(queries)
     assert len(whole.rows)
     assert np.array_equal(whole.rows, blocks.rows)
     assert np.array_equal(whole.texts, blocks.texts)
@@ -150,13 +150,13 @@ def test_what_was_found_is_kept_for_the_next_time(sweep, tmp_path, monkeypatch):
 
 
 def test_near_duplicates_go_where_the_data_say_so(sweep, tmp_path):
-    kept, cleaned = corpus_of(sweep, tmp_path), corpus_of(sweep, tmp_path, "data.overlap=near")
-    assert NEAR in kept.texts
+    corpus, cleaned = corpus_of(sweep, tmp_path), corpus_of(sweep, tmp_path, "data.overlap=near")
+    assert NEAR in corpus.texts
     assert NEAR not in cleaned.texts
     assert cleaned.contamination.sets["test/sealed"]["near"] == 0
     for source in ("plain", "joined"):
         assert cleaned.counts[source]["no_near_overlap"] < cleaned.counts[source]["no_overlap"]
-        assert "no_near_overlap" not in kept.counts[source]
+        assert "no_near_overlap" not in corpus.counts[source]
 
 
 def test_a_contaminated_dev_set_is_named_apart():

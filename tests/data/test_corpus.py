@@ -135,8 +135,12 @@ def test_a_text_that_two_languages_share_has_two_numbers(tmp_path):
 def test_a_source_of_several_languages_gives_the_pairs_that_it_names(tmp_path):
     rows = [("Yes", "Oui", "네")]
     all_pairs = ("eng-fra", "eng-kor", "fra-kor")
-    for asked, groups in (({}, all_pairs[:2]), ({"pairs": "all"}, all_pairs), ({"pairs": ("kor-fra",)}, all_pairs[2:])):
-        assert build(tmp_path, source(tmp_path, "s", "eng fra kor", rows, **asked)).groups == groups
+    for options, groups in (
+        ({}, all_pairs[:2]),
+        ({"pairs": "all"}, all_pairs),
+        ({"pairs": ("kor-fra",)}, all_pairs[2:]),
+    ):
+        assert build(tmp_path, source(tmp_path, "s", "eng fra kor", rows, **options)).groups == groups
 
 
 def test_pairs_without_english_come_through_a_pivot_wherever_it_stands(tmp_path):
@@ -383,8 +387,8 @@ def test_a_split_is_the_same_under_its_seed_and_another_under_another(tmp_path):
 def test_synthetic_rows_and_what_shares_sentences_with_them_are_never_held_out(tmp_path):
     natural = source(tmp_path, "a", "eng fra", numbered("x", 100))
     rows = [(f"x English {i}", f"synthétique {i}") for i in range(80)]
-    made = source(tmp_path, "b", "eng fra", rows, synthetic=True)
-    corpus = build(tmp_path, natural, made, split=Split(pairs=50))
+    synthetic = source(tmp_path, "b", "eng fra", rows, synthetic=True)
+    corpus = build(tmp_path, natural, synthetic, split=Split(pairs=50))
     allowed = {text for i in range(80, 100) for text in (f"x English {i}", f"x français {i}")}
     assert sides(corpus, "heldout")
     assert sides(corpus, "heldout") <= allowed
@@ -409,7 +413,7 @@ NODES = st.integers(0, 12)
 @settings(max_examples=150, deadline=None)
 def test_components_are_those_of_plain_search(edges):
     keys = np.array(edges, np.uint64).reshape(-1, 2) * np.uint64(2**59 + 7)
-    found = components(keys)
+    smallest = components(keys)
     linked = [{i} for i in range(len(edges))]
     for i, j in itertools.product(range(len(edges)), repeat=2):
         if set(edges[i]) & set(edges[j]):
@@ -420,7 +424,7 @@ def test_components_are_those_of_plain_search(edges):
             fresh = linked[frontier.pop()] - reached
             reached |= fresh
             frontier += fresh
-        assert found[i] == min(reached)
+        assert smallest[i] == min(reached)
 
 
 @pytest.mark.slow
@@ -528,15 +532,17 @@ def test_keys_are_equal_exactly_where_text_keys_are():
 def facts(corpus: Corpus) -> dict[str, object]:
     """All that a corpus holds, its arrays and texts by their digests."""
     names = ("pairs", "pair_groups", "weights")
-    found = {name: hashlib.sha256(getattr(corpus, name).tobytes()).hexdigest()[:16] for name in names}
-    found["texts"] = digest_of_texts([*corpus.texts, *corpus.languages])[:16]
+    digests = {name: hashlib.sha256(getattr(corpus, name).tobytes()).hexdigest()[:16] for name in names}
+    digests["texts"] = digest_of_texts([*corpus.texts, *corpus.languages])[:16]
     others = ("groups", "tasks", "counts", "overlap", "digests")
-    return found | {name: getattr(corpus, name) for name in others} | corpus.contamination.plain()
+    return digests | {name: getattr(corpus, name) for name in others} | corpus.contamination.plain()
 
 
 def test_a_corpus_in_tiny_parts_is_the_one_that_is_cleaned_at_once(tmp_path):
     first = source(tmp_path, "first", "eng fra", [(f"English {i % 60}", f"français {i % 45}") for i in range(90)])
-    made = replace(source(tmp_path, "made", "kor eng", [(f"한국어 {i}", f"english {i}!") for i in range(70)]), cap=40)
+    synthetic = replace(
+        source(tmp_path, "made", "kor eng", [(f"한국어 {i}", f"english {i}!") for i in range(70)]), cap=40
+    )
     joined = PivotSource(name="joined", format="pivot", left="first", right="made", join="eng", pairs=("fra-kor",))
     dev = Bitext(
         name="d", source=source(tmp_path, "d", "fra eng", [("français 3", "Something else"), ("x", "English 7")])
@@ -545,9 +551,9 @@ def test_a_corpus_in_tiny_parts_is_the_one_that_is_cleaned_at_once(tmp_path):
     test = Bitext(name="t", source=source(tmp_path, "t", "fra eng", [("y", near)]))
     copies = source(tmp_path, "copies", "eng fra", [(f"{near}s", "z"), ("same", "Same"), ("English 1", "français 1")])
     settings = {"dev": (dev,), "test": (test,), "overlap": "near", "split": Split(pairs=3)}
-    whole = build(tmp_path, first, made, joined, copies, **settings)
+    whole = build(tmp_path, first, synthetic, joined, copies, **settings)
     with tiny_parts():
-        parts = build(tmp_path, first, made, joined, copies, **settings)
+        parts = build(tmp_path, first, synthetic, joined, copies, **settings)
     assert facts(parts) == facts(whole)
     assert whole.counts["copies"]["no_near_overlap"] < whole.counts["copies"]["no_overlap"]
     assert heldout_share(whole)
@@ -556,15 +562,15 @@ def test_a_corpus_in_tiny_parts_is_the_one_that_is_cleaned_at_once(tmp_path):
 def test_the_bundled_corpus_is_cleaned_to_the_bytes_of_earlier_versions():
     sweep = read_sweep(REPOSITORY / "search_spaces/quickstart.yaml")
     corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, near=find_near_anew)
-    found = facts(corpus)
-    assert {name: found[name] for name in ("texts", "pairs", "pair_groups", "weights")} == {
+    digests = facts(corpus)
+    assert {name: digests[name] for name in ("texts", "pairs", "pair_groups", "weights")} == {
         "texts": "c44362e64fccc7a5",
         "pairs": "d62c26f153ebc51e",
         "pair_groups": "22055acc25289562",
         "weights": "493b9ace14b9ee99",
     }
-    asked, rows = asked_of_teacher(corpus, Requirements(frozenset({"source", "target"}), ()), copy_anchor=False)
-    assert digest_of_texts(asked)[:16] == "8e54c03003554411"
+    anchors, rows = asked_of_teacher(corpus, Requirements(frozenset({"source", "target"}), ()), copy_anchor=False)
+    assert digest_of_texts(anchors)[:16] == "8e54c03003554411"
     assert hashlib.sha256(rows.tobytes()).hexdigest()[:16] == "55362bb0956844ae"
 
 

@@ -178,12 +178,12 @@ def test_tatoebas_112_languages_and_bucc_are_read_by_their_hub_names(tmp_path, m
     data, root = read_data("search_spaces/evaluation/mteb_bitext.yaml")
     assert [[task.name for task in data.dev].count(name) for name in ("tatoeba", "bucc")] == [112, 4]
     assert len({(task.name, task.source.subset) for task in data.dev}) == 116
-    there = [task for task in data.dev if task.source.subset in ("fra-eng", "sqi-eng", "yid-eng", "zh-en")]
-    found = read_tasks(there, root, data)
-    assert [task.subset for task in found] == ["fra-eng", "sqi-eng", "yid-eng", "zh-en"]
-    assert found[1].left == ("sqi-eng 0", "sqi-eng 1", "sqi-eng 2")
-    assert found[3].right == ("english 0", "english 1", "english 2")
-    scores = evaluate_texts(found, encode, "dev")
+    some = [task for task in data.dev if task.source.subset in ("fra-eng", "sqi-eng", "yid-eng", "zh-en")]
+    tasks = read_tasks(some, root, data)
+    assert [task.subset for task in tasks] == ["fra-eng", "sqi-eng", "yid-eng", "zh-en"]
+    assert tasks[1].left == ("sqi-eng 0", "sqi-eng 1", "sqi-eng 2")
+    assert tasks[3].right == ("english 0", "english 1", "english 2")
+    scores = evaluate_texts(tasks, encode, "dev")
     assert {"dev/tatoeba/f1", "dev/tatoeba/sqi-eng/f1", "dev/bucc/zh-en/accuracy"} <= set(scores)
 
 
@@ -211,9 +211,9 @@ def test_the_metrics_that_a_sweep_may_seek_are_those_that_evaluation_gives(bucc,
         topics(tmp_path),
         Clustering(name="found", source=topics(tmp_path).source, label="category"),
     )
-    found = evaluate_texts([subset for task in dev for subset in read(task, tmp_path)], encode, "dev")
-    extra = {name for name in found if name.endswith(("_sd", "xsim_flipped", "mean_cosine"))}
-    assert set(dev_metrics(sweep_of(*dev))) == set(found) - extra
+    scores = evaluate_texts([subset for task in dev for subset in read(task, tmp_path)], encode, "dev")
+    extra = {name for name in scores if name.endswith(("_sd", "xsim_flipped", "mean_cosine"))}
+    assert set(dev_metrics(sweep_of(*dev))) == set(scores) - extra
     assert not list(data_problems(sweep_of(*dev).data))
 
 

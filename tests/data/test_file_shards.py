@@ -156,12 +156,12 @@ def test_names_with_blanks_around_them_are_columns(folder):
 
 @pytest.mark.slow
 def test_each_error_and_each_count_of_broken_rows_is_among_the_sources(folder):
-    found = [outcome(source, folder) for source in SOURCES]
-    errors = " ".join(each for each in found if isinstance(each, str))
-    known = ("column count", "in quotation marks", "no rows", "cannot be read", "not JSON", "ends after line")
-    for words in known:
+    outcomes = [outcome(source, folder) for source in SOURCES]
+    errors = " ".join(each for each in outcomes if isinstance(each, str))
+    phrases = ("column count", "in quotation marks", "no rows", "cannot be read", "not JSON", "ends after line")
+    for words in phrases:
         assert words in errors
-    reasons = {reason for each in found if not isinstance(each, str) for reason in each[3]}
+    reasons = {reason for each in outcomes if not isinstance(each, str) for reason in each[3]}
     assert reasons >= {"too long", "not UTF-8", "empty side", "column count", "unequal line counts", "duplicate id"}
 
 

@@ -14,17 +14,17 @@ UNITS = np.array([[a, b, c, d] for a in (1, -1) for b in (1, -1) for c in (1, -1
 
 def search(vectors, anchors, targets, groups, k, below):
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    found = np.full((len(targets), k), -1)
+    nearest = np.full((len(targets), k), -1)
     for i in range(len(targets)):
-        known = {targets[j] for j in range(len(targets)) if anchors[j] == anchors[i] and groups[j] == groups[i]}
+        translations = {targets[j] for j in range(len(targets)) if anchors[j] == anchors[i] and groups[j] == groups[i]}
         best = {}
         for j in range(len(targets)):
-            if groups[j] == groups[i] and targets[j] not in known:
+            if groups[j] == groups[i] and targets[j] not in translations:
                 best[targets[j]] = max(best.get(targets[j], -2), float(unit[i] @ unit[j]))
         # dictionaries keep the order of first sight, and the sort is stable
         ranked = sorted((t for t in best if best[t] < below), key=lambda t: -best[t])[:k]
-        found[i, : len(ranked)] = ranked
-    return found
+        nearest[i, : len(ranked)] = ranked
+    return nearest
 
 
 @pytest.mark.slow
@@ -42,9 +42,9 @@ def test_mining_equals_a_search_with_plain_loops(pairs, unit_of, k, below, tile)
     vectors = UNITS[np.array(unit_of)[anchors]] * (1 + anchors[:, None] % 3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(negatives, "TILE", tile)
-        found = mine_negatives(vectors, np.column_stack([anchors, targets + 100]), groups, k=k, below=below)
-    assert found.dtype == anchors.dtype
-    assert found.tolist() == search(vectors, anchors, targets + 100, groups, k, below).tolist()
+        mined = mine_negatives(vectors, np.column_stack([anchors, targets + 100]), groups, k=k, below=below)
+    assert mined.dtype == anchors.dtype
+    assert mined.tolist() == search(vectors, anchors, targets + 100, groups, k, below).tolist()
 
 
 def test_half_precision_vectors_are_mined_as_they_are_stored():
@@ -69,8 +69,8 @@ def test_a_big_group_is_searched_in_seeded_pools_that_keep_an_anchor_together():
 
 
 def test_a_pair_alone_in_its_language_pair_has_no_negative():
-    found = mine_negatives(UNITS[:3], np.column_stack([np.arange(3)] * 2), np.array([0, 1, 1]), k=2)
-    assert found.tolist() == [[-1, -1], [2, -1], [1, -1]]
+    mined = mine_negatives(UNITS[:3], np.column_stack([np.arange(3)] * 2), np.array([0, 1, 1]), k=2)
+    assert mined.tolist() == [[-1, -1], [2, -1], [1, -1]]
 
 
 def test_no_pairs_give_no_rows():

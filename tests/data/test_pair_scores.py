@@ -160,8 +160,8 @@ def test_thresholds_leave_out_the_pairs_that_they_say(scored):
     assert np.bincount(groups[few]).tolist() == [40] * len(prepared.groups)
     assert set(few.tolist()) < set(passing(prepared, Sampling(most_pairs=41)).tolist())
     long = passing(prepared, Sampling(most_pairs=40, least_characters=12))
-    counted = np.bincount(groups[long]), np.bincount(groups[passing(prepared, Sampling(least_characters=12))])
-    assert counted[0].tolist() == np.minimum(40, counted[1]).tolist(), "of those that the others leave"
+    counts = np.bincount(groups[long]), np.bincount(groups[passing(prepared, Sampling(least_characters=12))])
+    assert counts[0].tolist() == np.minimum(40, counts[1]).tolist(), "of those that the others leave"
     plain = [max(map(symbols, texts)) for texts in zip(*texts, strict=True)]
     assert passing(prepared, Sampling(most_symbols=0.1)).tolist() == [i for i, x in enumerate(plain) if x <= 0.1]
     assert passing(prepared, Sampling()) is None

@@ -85,14 +85,14 @@ def test_equal_sentences_of_two_languages_are_asked_once(tmp_path, tiny):
     data = replace(sweep.data, root=str(tmp_path), train=(source,), dev=(), test=())
     corpus = build_corpus(data, tmp_path, 0)
     both = Requirements(frozenset({"source", "target"}), ())
-    asked, rows = asked_of_teacher(corpus, both, copy_anchor=False)
+    anchors, rows = asked_of_teacher(corpus, both, copy_anchor=False)
     same = [i for i, text in enumerate(corpus.texts) if text == "OK"]
-    assert len(asked) == len(set(asked))
+    assert len(anchors) == len(set(anchors))
     assert [corpus.languages[i] for i in same] == ["eng", "fra"]
     assert len({int(rows[i]) for i in same}) == 1
-    assert [asked[r] for r in rows] == corpus.texts
+    assert [anchors[r] for r in rows] == corpus.texts
     frozen = Requirements(frozenset(), (), frozen=True)
-    assert asked_of_teacher(corpus, frozen, copy_anchor=True)[0] == asked, "an encoder is asked for every text"
+    assert asked_of_teacher(corpus, frozen, copy_anchor=True)[0] == anchors, "an encoder is asked for every text"
 
 
 @pytest.mark.trap(30)
@@ -179,8 +179,8 @@ def test_hard_negatives_are_mined_once_for_translation_ranking(tiny, tiny_storag
     sentences = batch.negatives.ids.split(batch.negatives.lengths.tolist())
     in_order = chosen.ravel().tolist()  # a pair's negatives stand together
     assert len(sentences) == len(in_order) == 16
-    for found, text in zip(sentences, in_order, strict=True):
-        assert text < 0 or torch.equal(found, reader.sentences(*reader.tokens.take(np.array([text]))).ids)
+    for sentence, text in zip(sentences, in_order, strict=True):
+        assert text < 0 or torch.equal(sentence, reader.sentences(*reader.tokens.take(np.array([text]))).ids)
 
 
 def test_a_progress_listener_hears_of_every_stage(tiny, tmp_path):

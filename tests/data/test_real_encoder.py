@@ -44,17 +44,17 @@ def cut(whole, tiny_file, tiny_storage):
 
     def made(**fields):
         student = {"model": str(whole), "prompt": "query: ", "max_tokens": 16, **fields}
-        given = [f"student={student}".replace("True", "true"), "method=translation_ranking", "parameters={}"]
-        given += ["config={hard_negatives: 0}", "training.pairs=16", "training.global_batch=8"]
-        sweep = read_sweep(tiny_file, assignments=given)
+        assignments = [f"student={student}".replace("True", "true"), "method=translation_ranking", "parameters={}"]
+        assignments += ["config={hard_negatives: 0}", "training.pairs=16", "training.global_batch=8"]
+        sweep = read_sweep(tiny_file, assignments=assignments)
         prepared, trial = prepare(sweep, tiny_storage), make_trial(sweep, 0, {})
         return sweep, prepared, trial, make_student(trial, prepared)
 
     return made
 
 
-def exported(made, folder):
-    sweep, prepared, trial, encoder = made
+def exported(parts, folder):
+    sweep, prepared, trial, encoder = parts
     export_trial(sweep, trial, prepared, encoder, make_method(trial, prepared, encoder), folder)
     return SentenceTransformer(str(folder))
 
@@ -64,26 +64,26 @@ def weights(model):
 
 
 def test_a_trimmed_one_has_the_vectors_of_the_whole_one_on_text_that_is_cut(whole, cut, tmp_path):
-    made = cut(trim=True)
-    before, after = SentenceTransformer(str(whole)), exported(made, tmp_path / "cut")
+    parts = cut(trim=True)
+    before, after = SentenceTransformer(str(whole)), exported(parts, tmp_path / "cut")
     before.max_seq_length = 16
-    texts = sorted({text for task in dev_texts(made[1]) for text in task.texts()})
+    texts = sorted({text for task in dev_texts(parts[1]) for text in task.texts()})
     lengths = [len(ids) for ids in before.tokenizer(["query: " + text for text in texts])["input_ids"]]
     assert max(lengths) > 16, "some text is longer than the student reads"
     np.testing.assert_allclose(after.encode(texts), before.encode(texts), atol=1e-6)
     pretrained = before[0].auto_model
-    rows = len(pretrained.get_input_embeddings().weight) - token_set(made[2], made[1]).vocabulary
+    rows = len(pretrained.get_input_embeddings().weight) - token_set(parts[2], parts[1]).vocabulary
     assert weights(before) - weights(after) == WIDTH * rows + weights(pretrained.pooler), "no pooler is read"
     assert weights(after) < 0.4 * weights(before)
 
 
 def test_a_limit_and_fewer_layers_make_a_small_model_that_trains(whole, cut, tmp_path):
-    made = cut(trim=8000, keep_layers=4)
-    small = exported(made, tmp_path / "small")
+    parts = cut(trim=8000, keep_layers=4)
+    small = exported(parts, tmp_path / "small")
     assert len(small[0].auto_model.get_input_embeddings().weight) <= 8000
     assert len(small[0].auto_model.encoder.layer) == 4
     assert weights(small) < 12e6
-    _, prepared, trial, _ = made
+    _, prepared, trial, _ = parts
     reports = train(trial, prepared, tmp_path / "trial", Printer(()), ProcessGroup(), torch.device("cpu"))
     assert reports[-1].metrics["model/parameters"] == weights(small)
     assert all(np.isfinite(list(reports[-1].metrics.values())))

@@ -148,9 +148,9 @@ def test_a_table_without_header_is_read_by_column_number(tmp_path):
 @pytest.mark.parametrize("id_name", [None, "id"])
 def test_a_filter_keeps_the_rows_that_have_its_values(tmp_path, id_name):
     put(tmp_path, "t.tsv", TABLE + "a\tGood day.\tBonne journée.\n")
-    found = read(table("t.tsv", where={"id": "a"}, id=id_name), tmp_path)
-    assert found.columns == {"eng": ["Good morning.", "Good day."], "fra": ["Bonjour.", "Bonne journée."]}
-    assert found.ids == (["a", "a"] if id_name else [])
+    rows = read(table("t.tsv", where={"id": "a"}, id=id_name), tmp_path)
+    assert rows.columns == {"eng": ["Good morning.", "Good day."], "fra": ["Bonjour.", "Bonne journée."]}
+    assert rows.ids == (["a", "a"] if id_name else [])
     assert "no column 'ix'" in refused(table("t.tsv", where={"ix": "a"}), tmp_path)
     assert "has no rows" in refused(table("t.tsv", where={"id": "c"}), tmp_path)
 
@@ -815,8 +815,8 @@ def test_a_table_quoted_by_a_spreadsheet_is_refused_until_quoted_is_said(tmp_pat
     assert "are in quotation marks, as spreadsheets write them; say `quoted: true`, or `quoted: false`" in message
     rows = read(table("t.tsv", quoted=True), tmp_path)
     assert list(zip(*rows.columns.values(), strict=True)) == texts
-    kept = read(table("t.tsv", columns=headed, quoted=False), tmp_path)
-    assert kept.columns["fra"][0] == '"Il dit ""oui"" 0"'
+    unquoted = read(table("t.tsv", columns=headed, quoted=False), tmp_path)
+    assert unquoted.columns["fra"][0] == '"Il dit ""oui"" 0"'
     broken = table(put(tmp_path, "lines.tsv", 'eng\tfra\n"two\nlines"\tdeux\n'))
     assert "say `quoted: true`" in refused(broken, tmp_path), "a line break between quotation marks"
 

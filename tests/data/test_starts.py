@@ -42,10 +42,10 @@ SHAPES["pooler"] += ["method=translation_ranking", "parameters={}"]
 @pytest.fixture(scope="module")
 def exported(tiny_file, tiny_storage, tmp_path_factory):
     """Trains a tiny trial of a shape for some steps, and exports it: folder, last metrics, student."""
-    place, made = tmp_path_factory.mktemp("exported"), {}
+    place, exports = tmp_path_factory.mktemp("exported"), {}
 
     def export(shape):
-        if shape not in made:
+        if shape not in exports:
             short = ["parameters={}", "training.pairs=320", "training.reports=1", *SHAPES[shape]]
             sweep = read_sweep(tiny_file, assignments=short)
             prepared = prepare(sweep, tiny_storage)
@@ -53,8 +53,8 @@ def exported(tiny_file, tiny_storage, tmp_path_factory):
             run = TrialTrainer(trial, prepared, place / f"run-{shape}", Printer([]), ProcessGroup(), CPU)
             (report,) = run.train()
             export_trial(sweep, trial, prepared, run.train_step.encoder, run.train_step.method, place / shape)
-            made[shape] = place / shape, report.metrics, run.train_step.encoder
-        return made[shape]
+            exports[shape] = place / shape, report.metrics, run.train_step.encoder
+        return exports[shape]
 
     return export
 
@@ -87,14 +87,14 @@ def test_a_start_is_copied_into_the_storage_once_whatever_happens_to_the_folder(
     folder = tmp_path / "mine"
     shutil.copytree(exported("static")[0], folder)
     sweep, trial, prepared = started(tiny_file, tmp_path, folder, "static")
-    kept = keep_start(tmp_path, trial.student.start)
-    assert str(kept) == token_set(trial, prepared).tokenizer
-    assert kept in prepared.folders()
+    copy = keep_start(tmp_path, trial.student.start)
+    assert str(copy) == token_set(trial, prepared).tokenizer
+    assert copy in prepared.folders()
     before = make_student(trial, prepared).word_embeddings
     shutil.rmtree(folder)
-    assert keep_start(tmp_path, trial.student.start) == kept
+    assert keep_start(tmp_path, trial.student.start) == copy
     assert torch.equal(make_student(trial, prepare(sweep, tmp_path)).word_embeddings, before)
-    shutil.rmtree(kept)
+    shutil.rmtree(copy)
     with pytest.raises(TeacherError, match=r"is not in .*fetched any more; submit the sweep file again"):
         prepare(sweep, tmp_path)
     shutil.copytree(exported("transformer")[0], folder)
@@ -121,15 +121,15 @@ def test_a_node_that_shares_no_folder_gets_the_start_with_the_stores(s3, tiny_fi
     for key in stores_of(one, prepared):
         one.push_package(one.path(key))
     one.push(record)
-    there = bring_prepared(other, other.path("sweeps/a/prepared.json"))
-    place = token_set(trial, there).tokenizer
+    prepared_there = bring_prepared(other, other.path("sweeps/a/prepared.json"))
+    place = token_set(trial, prepared_there).tokenizer
     assert place.startswith(str(other.folder))
     shutil.rmtree(one.folder)
-    assert torch.equal(make_student(trial, there).word_embeddings, exported("static")[2].word_embeddings)
+    assert torch.equal(make_student(trial, prepared_there).word_embeddings, exported("static")[2].word_embeddings)
     shutil.rmtree(place)
     with stores_in(BucketStores(other, lambda request: request(), takes_shards=False)):
         assert str(keep_start(other.folder, trial.student.start)) == place, "a driver on another machine fetches it"
-    assert read_prepared(other.path("sweeps/a/prepared.json")).tokens == there.tokens
+    assert read_prepared(other.path("sweeps/a/prepared.json")).tokens == prepared_there.tokens
 
 
 # --- The token table of a static model ------------------------------------------------------------------------------
@@ -145,11 +145,11 @@ def test_a_transformers_table_is_the_static_ones_or_what_its_dense_layer_makes_o
     trial, prepared = make_trial(sweep, 0, {}), prepare(sweep, tiny_storage)
     assert trial.student.vocabulary == 500
     assert token_set(trial, prepared).vocabulary == 500
-    made = make_student(trial, prepared)
+    encoder = make_student(trial, prepared)
     wanted = static.word_embeddings if width == 32 else static.projection(static.word_embeddings)
-    scale = made.word_embeddings.std() / wanted.std()
-    torch.testing.assert_close(made.word_embeddings, wanted * scale)
-    assert made.word_embeddings.std().item() == pytest.approx(WORD_STD, rel=0.1)
+    scale = encoder.word_embeddings.std() / wanted.std()
+    torch.testing.assert_close(encoder.word_embeddings, wanted * scale)
+    assert encoder.word_embeddings.std().item() == pytest.approx(WORD_STD, rel=0.1)
     run = TrialTrainer(trial, prepared, tiny_storage / f"from-table-{width}", Printer([]), ProcessGroup(), CPU)
     assert len(run.train()) == 2
 

@@ -203,20 +203,20 @@ def test_a_damaged_store_is_noticed_and_rebuilt(tmp_path, caplog, damage, name):
 TEXTS = [f"text {number}" for number in range(9)]
 
 
-def note_shard(source, out, made):
+def note_shard(source, out, log):
     """Writes the lengths of a shard's texts, and then notes that the shard was made."""
     texts = read_texts(source)
     write_shard(Path(out), texts, truncated=0, lengths=np.array([len(text) for text in texts], "<i4"))
-    with Path(made).open("a") as noted:
+    with Path(log).open("a") as noted:
         noted.write(f"{Path(out).name}\n")
     return len(texts)
 
 
-def build_shards(root, made):
+def build_shards(root, log):
     """A store of three shards."""
 
     def write(folder):
-        work = ShardWork(note_shard, lambda source, out: (source, out, str(made)), run_here, uncounted, "made")
+        work = ShardWork(note_shard, lambda source, out: (source, out, str(log)), run_here, uncounted, "made")
         records = make_shards(folder, Texts.of(TEXTS), np.split(np.arange(len(TEXTS)), 3), work)
         np.arange(len(TEXTS), dtype="<i8").tofile(folder / "order.bin")
         arrays = {"lengths": array_of(records, "lengths", "<i4"), "order": Array("<i8", 0, (("order.bin", 9),))}
@@ -228,10 +228,10 @@ def build_shards(root, made):
 @pytest.mark.slow
 def test_a_builder_that_is_killed_at_any_moment_makes_no_shard_again(tmp_path):
     for change in itertools.count(1):
-        root, made = tmp_path / str(change), tmp_path / f"{change}.txt"
-        killed = killed_at(change, lambda: build_shards(root, made))  # noqa: B023
-        folder = build_shards(root, made)
-        shards = made.read_text().split()
+        root, log = tmp_path / str(change), tmp_path / f"{change}.txt"
+        killed = killed_at(change, lambda: build_shards(root, log))  # noqa: B023
+        folder = build_shards(root, log)
+        shards = log.read_text().split()
         assert len(shards) == len(set(shards)), f"made again after a kill at change {change}"
         left = {path.name for path in folder.iterdir()} - read_store(folder, verify=True).files.keys() - {store.RECORD}
         assert all(name.endswith(DONE) for name in left)

@@ -59,32 +59,32 @@ def tiny_teacher(folder, **settings):
 @pytest.mark.slow
 @pytest.mark.trap(9, 23)
 def test_the_bundled_teacher_equals_sentence_transformers_in_order(bundled):
-    found = load_teacher(Teacher()).encode(TEXTS)
-    assert found.dtype == np.float32
-    assert found.shape == (len(TEXTS), 384)
-    assert np.abs(found - bundled.encode(TEXTS)).max() < 1e-5
+    vectors = load_teacher(Teacher()).encode(TEXTS)
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (len(TEXTS), 384)
+    assert np.abs(vectors - bundled.encode(TEXTS)).max() < 1e-5
 
 
 @pytest.mark.slow
 def test_half_precision_changes_the_third_digit_at_most(bundled):
-    found = load_teacher(Teacher(precision="bf16")).encode(TEXTS)
-    cosines = (found * bundled.encode(TEXTS)).sum(1)
-    assert found.dtype == np.float32
+    vectors = load_teacher(Teacher(precision="bf16")).encode(TEXTS)
+    cosines = (vectors * bundled.encode(TEXTS)).sum(1)
+    assert vectors.dtype == np.float32
     assert cosines.min() > 0.999
 
 
 @pytest.mark.slow
 @pytest.mark.trap(21)
 def test_an_explicit_prompt_is_put_before_every_sentence(bundled):
-    found = load_teacher(Teacher(prompt="query: ")).encode(TEXTS[:9])
-    assert np.abs(found - bundled.encode([f"query: {t}" for t in TEXTS[:9]])).max() < 1e-5
+    vectors = load_teacher(Teacher(prompt="query: ")).encode(TEXTS[:9])
+    assert np.abs(vectors - bundled.encode([f"query: {t}" for t in TEXTS[:9]])).max() < 1e-5
 
 
 @pytest.mark.trap(21)
 def test_e5_in_a_path_does_nothing(tiny, tmp_path):
-    named = tmp_path / "intfloat" / "multilingual-e5-base"
-    shutil.copytree(tiny, named)
-    plain_name, e5_name = (load_teacher(tiny_teacher(folder)).encode(TEXTS) for folder in (tiny, named))
+    e5_folder = tmp_path / "intfloat" / "multilingual-e5-base"
+    shutil.copytree(tiny, e5_folder)
+    plain_name, e5_name = (load_teacher(tiny_teacher(folder)).encode(TEXTS) for folder in (tiny, e5_folder))
     assert np.array_equal(plain_name, e5_name)
 
 
@@ -93,8 +93,8 @@ def test_the_models_own_default_prompt_does_nothing(tiny, tmp_path):
     model = load_teacher(tiny_teacher(tiny))._model
     model.prompts, model.default_prompt_name = {"query": "query: "}, "query"
     model.save(str(tmp_path / "prompted"))
-    found = load_teacher(tiny_teacher(tmp_path / "prompted", pooling="model")).encode(TEXTS)
-    assert np.array_equal(found, load_teacher(tiny_teacher(tiny)).encode(TEXTS))
+    vectors = load_teacher(tiny_teacher(tmp_path / "prompted", pooling="model")).encode(TEXTS)
+    assert np.array_equal(vectors, load_teacher(tiny_teacher(tiny)).encode(TEXTS))
 
 
 @pytest.mark.trap(20)
@@ -103,11 +103,11 @@ def test_pooling_is_as_the_record_says(tiny, pooling):
     teacher = tiny_teacher(tiny, pooling=pooling, normalize=False)
     tokenizer = load_tokenizer(Transformer(model=str(tiny)), None)
     bert = BertModel.from_pretrained(tiny).eval()
-    for text, found in zip(TEXTS[:12], load_teacher(teacher).encode(TEXTS[:12]), strict=True):
+    for text, vector in zip(TEXTS[:12], load_teacher(teacher).encode(TEXTS[:12]), strict=True):
         with torch.no_grad():
             states = bert(**tokenizer(text, truncation=True, max_length=16, return_tensors="pt")).last_hidden_state[0]
         expected = {"mean": states.mean(0), "cls": states[0], "max": states.max(0).values}[pooling]
-        assert np.abs(found - expected.numpy()).max() < 1e-5
+        assert np.abs(vector - expected.numpy()).max() < 1e-5
 
 
 def test_a_teacher_pools_by_its_own_pooler(tiny, tmp_path):
@@ -116,10 +116,10 @@ def test_a_teacher_pools_by_its_own_pooler(tiny, tmp_path):
     bert = BertModel.from_pretrained(tiny).eval()
     loaded = load_teacher(teacher)
     vectors = loaded.encode(TEXTS[:6])
-    for text, found in zip(TEXTS[:6], vectors, strict=True):
+    for text, vector in zip(TEXTS[:6], vectors, strict=True):
         with torch.no_grad():
             expected = bert(**tokenizer(text, truncation=True, max_length=16, return_tensors="pt")).pooler_output[0]
-        assert np.abs(found - expected.numpy()).max() < 1e-5
+        assert np.abs(vector - expected.numpy()).max() < 1e-5
     loaded.save(tmp_path / "whole")
     assert np.abs(SentenceTransformer(str(tmp_path / "whole"), device="cpu").encode(TEXTS[:6]) - vectors).max() < 1e-5
     BertModel.from_pretrained(tiny, add_pooling_layer=False).save_pretrained(bare := tmp_path / "bare")
@@ -338,9 +338,9 @@ def test_an_encoding_that_was_cut_off_goes_on_with_the_shards_that_are_left(
     ids = np.arange(len(TEXTS))
     assert np.array_equal(open_matrix(folder, verify=True).rows(ids), open_matrix(whole).rows(ids))
     assert facts_of(folder) == facts_of(whole)
-    kept = len(TEXTS) - sum(encoded)
-    assert (steps[0], steps[-1]) == ((kept, 67), (67, 67))
-    assert kept > 0 or damage == "size of shards"
+    stored = len(TEXTS) - sum(encoded)
+    assert (steps[0], steps[-1]) == ((stored, 67), (67, 67))
+    assert stored > 0 or damage == "size of shards"
     assert not draft.exists()
     assert not [path for path in folder.iterdir() if path.name.endswith(DONE)]
 

@@ -23,16 +23,16 @@ def test_texts_are_those_of_a_list(strings, data):
     ids = np.array(data.draw(st.lists(st.integers(0, len(strings) - 1), max_size=30)) if strings else [], np.int64)
     chosen = [strings[i] for i in ids]
     with tiny_parts():
-        for found in (Texts.of(strings), write_texts(batches(iter(strings)))):
-            assert found == strings
-            assert strings == found
-            assert (len(found), found[:], list(found)) == (len(strings), strings, strings)
-            assert found[place] == strings[place]
-            assert [found[i] for i in range(len(found))] == strings
-            assert found.at(ids) == chosen
-            assert found.at(ids).at(np.arange(len(ids))[::-1]) == chosen[::-1]
-            assert found.lengths().tolist() == [len(text) for text in strings]
-            assert digest_of_texts(found) == digest_of_texts(strings)
+        for stored in (Texts.of(strings), write_texts(batches(iter(strings)))):
+            assert stored == strings
+            assert strings == stored
+            assert (len(stored), stored[:], list(stored)) == (len(strings), strings, strings)
+            assert stored[place] == strings[place]
+            assert [stored[i] for i in range(len(stored))] == strings
+            assert stored.at(ids) == chosen
+            assert stored.at(ids).at(np.arange(len(ids))[::-1]) == chosen[::-1]
+            assert stored.lengths().tolist() == [len(text) for text in strings]
+            assert digest_of_texts(stored) == digest_of_texts(strings)
 
 
 @given(STRINGS)

@@ -76,9 +76,9 @@ def sentences(tokens, ids):
 
 
 def test_tokens_can_be_encoded_alone_and_frequent_ones_are_shorter(tiny_file, tiny_storage):
-    known = "teacher.languages=[eng, fra, kor, jpn, rus]"
-    asked = (STATIC % 384).replace("token_vectors: teacher", "token_vectors: teacher_tokens")
-    sweep = read_sweep(tiny_file, assignments=[asked, known])
+    languages = "teacher.languages=[eng, fra, kor, jpn, rus]"
+    student = (STATIC % 384).replace("token_vectors: teacher", "token_vectors: teacher_tokens")
+    sweep = read_sweep(tiny_file, assignments=[student, languages])
     prepared, trial = prepare(sweep, tiny_storage), make_trial(sweep, 0, {})
     tokens = prepared.tokens[tokenizer_key(trial.student, prepared.text_digest)]
     vectors = np.load(tokens.vectors["teacher_tokens"])

@@ -61,9 +61,9 @@ def test_of_characters_that_are_as_rare_the_same_are_kept_every_time(tmp_path):
     loaded = AutoTokenizer.from_pretrained(folders[0])
     assert loaded.tokenize("e") == ["▁", "e"]  # common ones are kept
     few = train_tokenizer(["a"] * 3 + list(rare), 21, folder=tmp_path / "few")
-    kept = set(AutoTokenizer.from_pretrained(few).get_vocab())
-    assert {"▁", "a", *rare[:6]} <= kept
-    assert rare[6] not in kept
+    vocabulary = set(AutoTokenizer.from_pretrained(few).get_vocab())
+    assert {"▁", "a", *rare[:6]} <= vocabulary
+    assert rare[6] not in vocabulary
 
 
 def test_above_the_limit_a_seeded_sample_is_read(tmp_path, monkeypatch):
@@ -156,11 +156,11 @@ def test_a_small_corpus_is_tokenized_in_eight_shards_with_the_same_tokens(tmp_pa
     joined, ids = open_ragged(folder), np.random.default_rng(0).integers(0, len(texts), 3 * len(texts))
     monkeypatch.setattr(stored_arrays, "SMALL", 0)
     in_shards, in_one = open_ragged(folder), open_ragged(whole)
-    for found in (joined, in_shards):
-        assert len(found) == len(in_one)
-        assert np.array_equal(found.lengths(), in_one.lengths())
-        assert np.array_equal(found.lengths(ids), in_one.lengths(ids))
-        for one, other in zip(found.take(ids), in_one.take(ids), strict=True):
+    for store in (joined, in_shards):
+        assert len(store) == len(in_one)
+        assert np.array_equal(store.lengths(), in_one.lengths())
+        assert np.array_equal(store.lengths(ids), in_one.lengths(ids))
+        for one, other in zip(store.take(ids), in_one.take(ids), strict=True):
             assert (one.dtype, one.tolist()) == (other.dtype, other.tolist())
     assert facts_of(folder) == facts_of(whole)
 
@@ -168,9 +168,9 @@ def test_a_small_corpus_is_tokenized_in_eight_shards_with_the_same_tokens(tmp_pa
 def test_texts_prompt_length_and_tokenizer_decide_the_store(tmp_path, tokenizer):
     other = load_tokenizer(Transformer(), train_tokenizer(TEXTS, 150, folder=tmp_path / "other"))
     before = tokenizer.backend_tokenizer.to_str()
-    cuts = [(TEXTS, tokenizer, cut) for cut in (TokenCut("", 8), TokenCut("a", 8), TokenCut("", 9))]
-    given = [*cuts, (TEXTS[1:], tokenizer, TokenCut("", 8)), (TEXTS, other, TokenCut("", 8))]
-    assert len({build_token_store(tmp_path, *arguments) for arguments in given}) == 5
+    cuts = [(TEXTS, tokenizer, cut) for cut in (Cut("", 8), Cut("a", 8), Cut("", 9))]
+    variants = [*cuts, (TEXTS[1:], tokenizer, Cut("", 8)), (TEXTS, other, Cut("", 8))]
+    assert len({build_token_store(tmp_path, *arguments) for arguments in variants}) == 5
     assert tokenizer.backend_tokenizer.to_str() == before, "building leaves the tokenizer as it was"
 
 

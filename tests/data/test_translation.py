@@ -108,11 +108,11 @@ def test_without_a_target_token_a_model_begins_as_it_was_saved(how, folder, tmp_
     settings = GenerationConfig.from_pretrained(folder)
     settings.forced_bos_token_id = NUMBERS["__two__"]
     settings.save_pretrained(tmp_path / "own")
-    said = TranslationModel(how, tmp_path / "own", "back").translate(TEXTS[:9], lambda done: None)
-    assert said == TranslationModel(replace(how, target_token="__two__"), folder, "back").translate(
+    translations = Model(how, tmp_path / "own", "back").translate(TEXTS[:9], lambda done: None)
+    assert translations == Model(replace(how, target_token="__two__"), folder, "back").translate(
         TEXTS[:9], lambda done: None
     )
-    assert any(said[0])
+    assert any(translations[0])
 
 
 def test_a_language_that_the_tokenizer_does_not_have_is_refused(how, folder):
@@ -215,8 +215,8 @@ def data_of(how, **changes):
 def test_translations_are_training_pairs_marked_synthetic_and_counted(how, root):
     corpus = build_corpus(Data(**data_of(how)), root, 0, translator(root / "stores"))
     pairs = corpus.pairs[corpus.pair_groups != corpus.groups.index("eng-fra")]
-    made = translator(root / "stores")(source(how), TEXTS)
-    expected = {(said, text) for text, said in zip(made.originals, made.translations, strict=True)}
+    result = translator(root / "stores")(source(how), TEXTS)
+    expected = {(translation, text) for text, translation in zip(result.originals, result.translations, strict=True)}
     assert {(corpus.texts[a], corpus.texts[b]) for a, b in pairs} == {(a, b) for a, b in expected if a != b}
     assert corpus.digests["back"].startswith("synthetic:")
     assert not corpus.digests["mono"].startswith("synthetic:")
@@ -232,14 +232,14 @@ def test_translations_are_training_pairs_marked_synthetic_and_counted(how, root)
 
 @pytest.mark.trap(35)
 def test_a_pair_with_a_side_in_a_dev_set_is_removed(how, root):
-    made = translator(root / "stores")(source(how), TEXTS)
-    rows = [(made.originals[0], "unseen"), ("nowhere", made.translations[1])]
+    result = translator(root / "stores")(source(how), TEXTS)
+    rows = [(result.originals[0], "unseen"), ("nowhere", result.translations[1])]
     (root / "dev.tsv").write_text("xxx\teng\n" + "".join(f"{a}\t{b}\n" for a, b in rows), "utf-8")
     dev = (Bitext(name="news", source=TsvSource(name="rows", path="dev.tsv", columns={"xxx": "xxx", "eng": "eng"})),)
     corpus = build_corpus(Data(**data_of(how, dev=dev)), root, 0, translator(root / "stores"))
     pairs = {tuple(corpus.texts[i] for i in pair) for pair in corpus.pairs}
     assert corpus.overlap["back"]["dev/news"] >= 2
-    assert not any(made.originals[0] in pair or made.translations[1] in pair for pair in pairs)
+    assert not any(result.originals[0] in pair or result.translations[1] in pair for pair in pairs)
 
 
 def test_a_pivot_may_join_a_translation(how, root):
@@ -281,8 +281,8 @@ def test_plan_counts_what_is_to_be_translated_and_translates_nothing(how, tiny_f
     plan = make_plan(read_sweep(tiny_file, assignments=file_of(tmp_path, how), reachable=True))
     assert plan.counts["back"]["to translate"] == plan.counts["back"]["rows"] == 30
     assert plan.pairs == {"eng-kor": plan.counts["back"]["train"]}
-    said = StandIn(0)(source(how), TEXTS)
-    assert len(set(said.translations)) == len(set(TEXTS))
+    result = StandIn(0)(source(how), TEXTS)
+    assert len(set(result.translations)) == len(set(TEXTS))
 
 
 def test_a_sweep_reads_translations_from_its_storage(how, tiny_file, tmp_path):
@@ -327,12 +327,12 @@ def test_a_translation_that_cannot_be_is_refused_with_its_key(how, tiny_file, tm
     ],
 )
 def test_a_translation_has_its_place_among_the_sources(how, tiny_file, tmp_path, assignment, expected):
-    given = [*file_of(tmp_path, how), assignment]
+    arguments = [*file_of(tmp_path, how), assignment]
     if expected is None:
-        assert read_sweep(tiny_file, assignments=given)
+        assert read_sweep(tiny_file, assignments=arguments)
     else:
         with pytest.raises(SpecError, match=expected):
-            read_sweep(tiny_file, assignments=given)
+            read_sweep(tiny_file, assignments=arguments)
 
 
 @pytest.mark.slow

@@ -103,8 +103,10 @@ def test_a_catalogue_leaves_out_what_is_not_translated(tmp_path):
     rows, left_out = rows_of(tmp_path / "fr.po", PO.encode("latin-1"), format="po")
     assert rows == [("Ouvrir é", "Open"), ("un fichier", "one file"), ("%d fichiers", "%d files")]
     assert left_out == {"fuzzy": 1, "not translated": 1, "obsolete": 1}
-    named, _ = rows_of(tmp_path / "fr.po", PO.encode("latin-1"), format="po", columns={"fra": "msgstr", "eng": "msgid"})
-    assert named == rows
+    by_name, _ = rows_of(
+        tmp_path / "fr.po", PO.encode("latin-1"), format="po", columns={"fra": "msgstr", "eng": "msgid"}
+    )
+    assert by_name == rows
 
 
 BOMB = "<!DOCTYPE tmx [<!ENTITY a 'aaaaaaaaaa'><!ENTITY b '&a;&a;&a;&a;&a;&a;&a;&a;'>]>"
@@ -220,8 +222,8 @@ def test_init_reads_a_workbook_and_the_pairs_of_a_memory_of_three_languages(tmp_
     english = [f"The cat number {i} sleeps in the garden behind the house." for i in range(260)]
     german = [f"Die Katze Nummer {i} schläft im Garten hinter dem Haus." for i in range(260)]
     workbook(tmp_path / "b.xlsx", Text=[("fr", "en"), *zip(french, english, strict=True)], More=[("a",)])
-    made = init([f"{tmp_path / 'b.xlsx'}[Text]"], InitOptions(out=tmp_path / "x.yaml"))
-    assert made.files[0].rows == 260
+    proposal = init([f"{tmp_path / 'b.xlsx'}[Text]"], InitOptions(out=tmp_path / "x.yaml"))
+    assert proposal.files[0].rows == 260
     units = [("fr", f, "en", e) for f, e in zip(french, english, strict=True)]
     units += [("de", d, "en", e.replace("cat", "CAT2")) for d, e in zip(german, english, strict=True)]
     body = "".join(
@@ -229,5 +231,8 @@ def test_init_reads_a_workbook_and_the_pairs_of_a_memory_of_three_languages(tmp_
         for a, x, b, y in units
     )
     (tmp_path / "m.tmx").write_text(f"<tmx version='1.4'><body>{body}</body></tmx>", encoding="utf-8")
-    made = init([str(tmp_path / "m.tmx")], InitOptions(out=tmp_path / "m.yaml"))
-    assert {tuple(sorted(file.columns)): file.rows for file in made.files} == {("eng", "fra"): 260, ("deu", "eng"): 260}
+    proposal = init([str(tmp_path / "m.tmx")], InitOptions(out=tmp_path / "m.yaml"))
+    assert {tuple(sorted(file.columns)): file.rows for file in proposal.files} == {
+        ("eng", "fra"): 260,
+        ("deu", "eng"): 260,
+    }

@@ -46,62 +46,62 @@ def texts():
 
 
 def unigram(texts):
-    made = Tokenizer(models.Unigram())
-    made.normalizer = normalizers.NFKC()
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     special = [*SPECIAL, "<mask>"]
     trainer = trainers.UnigramTrainer(vocab_size=1500, special_tokens=special, unk_token="<unk>", show_progress=False)
-    made.train_from_iterator(texts, trainer)
-    ends = [(token, made.token_to_id(token)) for token in ("<s>", "</s>")]
-    made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
-    return made
+    tokenizer.train_from_iterator(texts, trainer)
+    ends = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    return tokenizer
 
 
 def byte_level(texts):
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
+    tokenizer.train_from_iterator(
         texts,
         trainers.BpeTrainer(vocab_size=2000, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False),
     )
-    made.add_special_tokens(["<mask>"])
-    made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    return made
+    tokenizer.add_special_tokens(["<mask>"])
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return tokenizer
 
 
 def character_level(texts):
-    made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "removed")
-    made.train_from_iterator(
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "removed")
+    tokenizer.train_from_iterator(
         texts, trainers.BpeTrainer(vocab_size=2000, special_tokens=[*SPECIAL, "<mask>"], show_progress=False)
     )
-    ends = [(token, made.token_to_id(token)) for token in ("<s>", "</s>")]
-    made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
-    return made
+    ends = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    return tokenizer
 
 
 def word_piece(texts):
-    made = Tokenizer(models.WordPiece(unk_token="<unk>"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.train_from_iterator(
+    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.train_from_iterator(
         texts, trainers.WordPieceTrainer(vocab_size=2000, special_tokens=[*SPECIAL, "<mask>"], show_progress=False)
     )
-    made.post_processor = processors.BertProcessing(("</s>", 2), ("<s>", 0))
-    return made
+    tokenizer.post_processor = processors.BertProcessing(("</s>", 2), ("<s>", 0))
+    return tokenizer
 
 
 def word_ends(texts):
-    made = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = [*SPECIAL, "<mask>"]
     trainer = trainers.BpeTrainer(
         vocab_size=2000, special_tokens=special, end_of_word_suffix="</w>", show_progress=False
     )
-    made.train_from_iterator(texts, trainer)
-    made.post_processor = processors.BertProcessing(("</s>", 2), ("<s>", 0))
-    return made
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.BertProcessing(("</s>", 2), ("<s>", 0))
+    return tokenizer
 
 
 KINDS = {"unigram": unigram, "byte level": byte_level, "characters": character_level, "WordPiece": word_piece}
@@ -122,13 +122,13 @@ def test_text_whose_tokens_are_kept_has_the_same_tokens_and_other_text_loses_non
     tokenizer = whole(kind, texts)
     ids = tokenizer(texts)["input_ids"]
     used = np.unique(np.concatenate([np.array(row) for row in ids[::4]]))
-    cut, kept = trimmed(tokenizer, used)
-    assert used.size <= len(kept) == len(cut) < 0.9 * len(tokenizer)
-    assert set(used) <= set(kept)
-    same = [text for text, row in zip(texts, ids, strict=True) if set(row) <= set(kept)]
+    cut, kept_ids = trimmed(tokenizer, used)
+    assert used.size <= len(kept_ids) == len(cut) < 0.9 * len(tokenizer)
+    assert set(used) <= set(kept_ids)
+    same = [text for text, row in zip(texts, ids, strict=True) if set(row) <= set(kept_ids)]
     assert len(same) > len(texts) / 4
     for text in same:
-        assert [int(kept[new]) for new in cut(text)["input_ids"]] == tokenizer(text)["input_ids"], text
+        assert [int(kept_ids[new]) for new in cut(text)["input_ids"]] == tokenizer(text)["input_ids"], text
     for text in [*texts, *OTHERS]:
         unknown = tokenizer(text)["input_ids"].count(tokenizer.unk_token_id)
         assert cut(text)["input_ids"].count(cut.unk_token_id) <= unknown, text
@@ -145,16 +145,16 @@ def test_a_limit_keeps_the_most_frequent_tokens_and_text_loses_no_character(kind
     used = np.array([number for number, _ in counts.most_common()])
     least = len(trimmed(tokenizer, used, limit=len(tokenizer))[1])
     limit = least * 9 // 10
-    cut, kept = trimmed(tokenizer, used, limit)
-    assert limit - 8 <= len(kept) == len(cut) <= limit < least, "byte-pair encoding adds some at a time"
-    assert set(used[:100]) <= set(kept)
+    cut, ids = trimmed(tokenizer, used, limit)
+    assert limit - 8 <= len(ids) == len(cut) <= limit < least, "byte-pair encoding adds some at a time"
+    assert set(used[:100]) <= set(ids)
     for text in texts:
         assert cut(text)["input_ids"].count(cut.unk_token_id) <= tokenizer(text)["input_ids"].count(
             tokenizer.unk_token_id
         ), text
-    common = [text for text in texts if set(tokenizer(text)["input_ids"]) <= set(kept)]
+    common = [text for text in texts if set(tokenizer(text)["input_ids"]) <= set(ids)]
     assert len(common) > 10
-    assert [[int(kept[new]) for new in cut(text)["input_ids"]] for text in common] == tokenizer(common)["input_ids"]
+    assert [[int(ids[new]) for new in cut(text)["input_ids"]] for text in common] == tokenizer(common)["input_ids"]
     with pytest.raises(TeacherError, match=r"student\.trim 30 is less than the \d+ tokens that single .* raise it"):
         trimmed(tokenizer, used, limit=30)
 
@@ -192,8 +192,8 @@ def pretrained(name, texts, folder, max_tokens=32):
     torch.manual_seed(0)
     settings = (Static if shape is None else Transformer)(max_tokens=max_tokens, width=16)
     rows = len(tokenizer) + 8
-    made = StaticEncoder(torch.randn(rows, 16)) if shape is None else Encoder(shape(rows), pad_token_id=1)
-    export(made, tokenizer, settings, folder)
+    encoder = StaticEncoder(torch.randn(rows, 16)) if shape is None else Encoder(shape(rows), pad_token_id=1)
+    export(encoder, tokenizer, settings, folder)
     return settings, rows
 
 
@@ -212,9 +212,9 @@ def test_a_trimmed_student_and_its_export_give_the_vectors_of_the_whole_one(
     assert tokens.vocabulary == len(encoder.word_embeddings) < tokens.untrimmed == rows - 8
     export_trial(sweep, trial, prepared, encoder, make_method(trial, prepared, encoder), tmp_path / "cut")
     before, after = (SentenceTransformer(str(tmp_path / folder)) for folder in ("whole", "cut"))
-    asked = sorted({text for task in dev_texts(prepared) for text in task.texts()})
-    assert len(asked) > 50
-    np.testing.assert_allclose(after.encode(asked), before.encode(asked), atol=1e-6)
+    dev_sentences = sorted({text for task in dev_texts(prepared) for text in task.texts()})
+    assert len(dev_sentences) > 50
+    np.testing.assert_allclose(after.encode(dev_sentences), before.encode(dev_sentences), atol=1e-6)
     table = next(p for p in after.parameters() if p.ndim == 2)
     assert len(table) == tokens.vocabulary
     assert sum(p.numel() for p in after.parameters()) == sum(p.numel() for p in before.parameters()) - 16 * (
@@ -248,8 +248,8 @@ def test_a_static_model_with_its_tokenizer_beside_its_table_is_trimmed(texts, ti
     encoder = make_student(trial, prepared)
     assert len(encoder.word_embeddings) < len(tokenizer.get_vocab())
     export_trial(sweep, trial, prepared, encoder, make_method(trial, prepared, encoder), tmp_path / "cut")
-    asked = sorted({text for task in dev_texts(prepared) for text in task.texts()})
-    after, before = (SentenceTransformer(str(tmp_path / name)).encode(asked) for name in ("cut", "model"))
+    dev_sentences = sorted({text for task in dev_texts(prepared) for text in task.texts()})
+    after, before = (SentenceTransformer(str(tmp_path / name)).encode(dev_sentences) for name in ("cut", "model"))
     np.testing.assert_allclose(after, before, atol=1e-6)
 
 
@@ -267,15 +267,15 @@ def test_a_model_without_a_fast_tokenizer_is_one_line_of_the_plan(tiny_file, tmp
 
 
 def test_a_real_encoder_loses_most_of_its_tokens_and_no_vector_changes(tiny_file, tiny_storage, tmp_path):
-    given = ["student={model: 'bundled:all-MiniLM-L6-v2', max_tokens: 32, trim: true}"]
-    sweep = read_sweep(tiny_file, assignments=given)
+    assignments = ["student={model: 'bundled:all-MiniLM-L6-v2', max_tokens: 32, trim: true}"]
+    sweep = read_sweep(tiny_file, assignments=assignments)
     prepared: Prepared = prepare(sweep, tiny_storage)
     trial = make_trial(sweep, 0, {})
     cut, full = (
         make_student(trial, prepared),
         make_student(
             replace(trial, student=replace(trial.student, trim=False)),
-            prepare(read_sweep(tiny_file, assignments=[given[0].replace("true", "false")]), tiny_storage),
+            prepare(read_sweep(tiny_file, assignments=[assignments[0].replace("true", "false")]), tiny_storage),
         ),
     )
     assert len(cut.word_embeddings) < len(full.word_embeddings) / 3

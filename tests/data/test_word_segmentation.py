@@ -16,8 +16,8 @@ TEXTS = ["The art of a party.", "An artful party starts with art!", "Art, party;
 
 
 def found_in(text, cut=None):
-    found = find_words([text], cut)
-    return [text[a:b] for a, b in found.spans.tolist()]
+    words = find_words([text], cut)
+    return [text[a:b] for a, b in words.spans.tolist()]
 
 
 @pytest.mark.trap(41)
@@ -60,18 +60,18 @@ def test_words_are_those_of_the_rule_read_character_by_character(text):
 def test_words_are_numbered_in_lower_case_over_all_texts(monkeypatch):
     whole = find_words(TEXTS)
     monkeypatch.setattr(word_segmentation, "CHUNK", 1)
-    found = find_words(TEXTS)
+    words = find_words(TEXTS)
     for name in ("first", "words", "spans"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
-    assert found.first.tolist() == [0, 5, 11, 15, 15]
-    assert [found.vocabulary[i] for i in found.words[:5]] == ["the", "art", "of", "a", "party"]
-    assert found.words.tolist().count(found.vocabulary.index("art")) == 4
-    assert [w for w, c in zip(found.vocabulary, found.content(2), strict=True) if not c] == ["art", "party"]
+        np.testing.assert_array_equal(getattr(words, name), getattr(whole, name))
+    assert words.first.tolist() == [0, 5, 11, 15, 15]
+    assert [words.vocabulary[i] for i in words.words[:5]] == ["the", "art", "of", "a", "party"]
+    assert words.words.tolist().count(words.vocabulary.index("art")) == 4
+    assert [w for w, c in zip(words.vocabulary, words.content(2), strict=True) if not c] == ["art", "party"]
 
 
 def test_numbers_are_never_content():
-    found = find_words(["1 in 10 of 2019", "H1N1 in 10"])
-    assert [w for w, c in zip(found.vocabulary, found.content(0), strict=True) if c] == ["in", "of", "h1n1"]
+    words = find_words(["1 in 10 of 2019", "H1N1 in 10"])
+    assert [w for w, c in zip(words.vocabulary, words.content(0), strict=True) if c] == ["in", "of", "h1n1"]
 
 
 def test_without_blanks_words_are_pieces_of_a_tokenizer_of_that_text(tmp_path):
@@ -96,11 +96,11 @@ def tokenizer(tmp_path_factory):
 def test_a_span_is_the_tokens_that_reach_into_the_word(tokenizer, prompt, monkeypatch):
     monkeypatch.setattr(word_segmentation, "CHUNK", 2)
     backend = bare_tokenizer(tokenizer)
-    found = find_words(TEXTS)
-    ids = np.repeat(np.arange(4), np.diff(found.first))
+    words = find_words(TEXTS)
+    ids = np.repeat(np.arange(4), np.diff(words.first))
     order = np.random.default_rng(0).permutation(len(ids))
-    spans = token_spans(TEXTS, ids[order], found.spans[order], backend, prompt)
-    for text, (start, end), (first, last) in zip(ids[order], found.spans[order], spans, strict=True):
+    spans = token_spans(TEXTS, ids[order], words.spans[order], backend, prompt)
+    for text, (start, end), (first, last) in zip(ids[order], words.spans[order], spans, strict=True):
         encoding = tokenizer(prompt + TEXTS[text], return_offsets_mapping=True)
         within = [
             i
@@ -117,11 +117,11 @@ def test_a_span_is_the_tokens_that_reach_into_the_word(tokenizer, prompt, monkey
 def test_a_word_that_is_cut_off_has_no_span(tokenizer):
     backend = bare_tokenizer(tokenizer)
     text = TEXTS[1]
-    found = find_words([text])
-    whole = token_spans([text], np.zeros(6, np.int64), found.spans, backend, "")
+    words = find_words([text])
+    whole = token_spans([text], np.zeros(6, np.int64), words.spans, backend, "")
     for longest in range(3, 20):
         backend.enable_truncation(longest)
-        spans = token_spans([text], np.zeros(6, np.int64), found.spans, backend, "")
+        spans = token_spans([text], np.zeros(6, np.int64), words.spans, backend, "")
         fits = whole[:, 1] <= longest - 1  # the last place is the closing token's
         np.testing.assert_array_equal(spans[fits], whole[fits])
         assert (spans[~fits] == -1).all()

@@ -136,7 +136,7 @@ def test_a_student_from_scratch_has_about_the_weights_that_the_plan_says(pooling
 
 
 def corpus_file(tmp_path, train, dev):
-    """The tiny sweep's text, of so many training rows and dev rows, and a dev set that a score can be of."""
+    """The tiny sweep's text, with these numbers of training rows and dev rows, and a dev set that a score can be of."""
     for name, rows in (("train", train), ("dev", dev)):
         lines = "".join(f"{name} water {i}\t{name} eau {i}\n" for i in range(rows))
         (tmp_path / f"{name}.tsv").write_text(f"eng\tfra\n{lines}", encoding="utf-8")

@@ -43,7 +43,7 @@ def found(tiny_file):
 
 
 def recorder(storage, tiny_file, times, **more):
-    """A process that is ready to record so many openings, and begins when it is sent a line."""
+    """A process that is ready to record this many openings, and begins when it is sent a line."""
     command = [sys.executable, "-c", RECORDER, str(storage), str(tiny_file), str(times)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more)
     assert process.stdout.readline() == "ready\n"

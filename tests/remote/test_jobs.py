@@ -315,7 +315,7 @@ def test_who_follows_a_job_follows_it_again_when_its_dashboard_is_back(head, clu
 
 @contextlib.contextmanager
 def forwarded(address):
-    """A port that is forwarded to that address, and what cuts it for so many seconds (for good, given None)."""
+    """A port that is forwarded to that address, and what cuts it for this many seconds (for good, given None)."""
     there = ("127.0.0.1", int(address.rpartition(":")[2]))
     port, open_ones, away, ended = free_port(), set(), threading.Event(), threading.Event()
 

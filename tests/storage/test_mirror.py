@@ -148,7 +148,7 @@ def between(mirror, patch, *acts):
 
 
 def cut_off(mirror, patch, writes):
-    """The mirror's machine goes down after so many changes of the bucket."""
+    """The mirror's machine goes down after this many changes of the bucket."""
     tried, left = mirror.store._tried, iter(range(writes))
 
     def request(what, send):

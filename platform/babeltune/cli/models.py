@@ -316,7 +316,7 @@ def ui(
 
 
 def check_port(port: int, host: str = "127.0.0.1") -> None:
-    """`SweepError` where another program listens on the port."""
+    """`SweepError` if another program listens on the port."""
     from babeltune.errors import SweepError
 
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as place:

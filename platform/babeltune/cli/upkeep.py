@@ -93,7 +93,7 @@ def archive(
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """Leave a sweep out of `runs`, and of what is meant where no sweep is named. Nothing is removed."""
+    """Leave a sweep out of `runs`, and of commands that name no sweep. Nothing is removed."""
     folder = label(sweep, cluster, "archive", "undone" * undo, {"archived": not undo}, as_json=as_json)
     if not as_json:
         words = "is listed again" if undo else "is archived; `babeltune runs --archived` lists it"

@@ -287,7 +287,7 @@ class Cleaning:
     def cleaned(
         self, steps: Sequence[Callable[[Block], NDArray[np.bool_]]], source: Source, rows: Rows, pair: tuple[str, str]
     ) -> Block:
-        """What the steps leave of a source's two columns, counted after each."""
+        """The rows of a source's two columns after the cleaning steps, counted after each."""
         anchor, other = pair
         block = Block(
             source=source,

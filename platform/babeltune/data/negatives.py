@@ -29,7 +29,7 @@ def mine_negatives(
     pool: int = 16_384,
     seed: int = 0,
 ) -> NDArray[np.integer]:
-    """[n, k] text ids of each pair's hard negatives, the most similar first, -1 where fewer exist.
+    """[n, k] text ids of each pair's hard negatives, the most similar first, -1 for missing ones.
 
     `vectors` [n, dim] are the teacher's of each pair's anchor, of any length. `pairs` [n, 2] are the text ids of anchor
     and target. A candidate is a target text; its

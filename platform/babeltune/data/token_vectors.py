@@ -78,7 +78,7 @@ def encode_tokens(
 
 
 def weighted(encoded: Matrix, rows: NDArray[np.integer], counts: NDArray[np.integer]) -> NDArray[np.float32]:
-    """[tokens, dim] a / (a + p) times each token's vector, less the mean of all; zeros where its row is -1.
+    """[tokens, dim] a / (a + p) times each token's vector, less the mean of all; zeros if its row is -1.
 
     p is the token's share of the text, by the `counts`: the weights of Arora et al. 2017."""
     vectors = encoded.rows(np.arange(len(encoded))).astype(np.float32)

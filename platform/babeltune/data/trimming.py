@@ -60,7 +60,7 @@ class SpecialJson(TypedDict):
 
 
 class ProcessorJson(TypedDict, total=False):
-    """The `post_processor` of a `tokenizer.json`: where it holds ids."""
+    """The part of a `tokenizer.json`'s `post_processor` that holds ids."""
 
     processors: list[ProcessorJson]
     sep: list[str | int]
@@ -72,7 +72,7 @@ def build_trimmed(
     root: Path, tokenizer: PreTrainedTokenizerFast, stores: Iterable[Path], limit: int | None = None
 ) -> Path:
     """The folder of the tokenizer cut to the tokens of these token stores of whole texts, and `KEPT`: a store, so it is
-    cut once. `limit`: to so many tokens, the most frequent.
+    cut once. `limit`: the number of tokens to keep, the most frequent.
 
     Raises:
         TeacherError: the tokenizer is of a kind that cannot be cut, or the limit has no room for single characters."""

@@ -138,7 +138,7 @@ class Batch:
     negatives: Tokens | None = None
     """`needs.hard_negatives` sentences per pair, pair by pair."""
     negatives_mask: Tensor | None = None
-    """[local, needs.hard_negatives], False where fewer were found."""
+    """[local, needs.hard_negatives], False for missing negatives."""
     languages: Int[Tensor, "local 2"] | None = None
     """`needs.per_language`: the languages of source and target, by their place among those of the method."""
     words: Int[Tensor, "local 4"] | None = None
@@ -234,7 +234,7 @@ class Method(nn.Module, ABC):
     """A frozen dataclass; every field's docstring cites its equation or section."""
 
     def __init__(self, config: Any, *, student_dim: int, teacher_dim: int, width: int = 0, vocabulary: int = 0) -> None:
-        """`width` (of a token's state) and `vocabulary` are given where `needs.states`."""
+        """`width` (of a token's state) and `vocabulary` are given if `needs.states`."""
         super().__init__()
         self.config = config
         self.student_dim = student_dim

@@ -55,7 +55,7 @@ class _LogSums:
         self.most = like.new_full((count,), 0.0 if self.plain else -bound)
 
     def add(self, tile: Tensor, exponentials: Tensor | None, at: slice, dim: int) -> None:
-        """Takes in the tile's values along `dim`; `exponentials` of them where plain."""
+        """Takes in the tile's values along `dim`; `exponentials` of them if they are plain."""
         if exponentials is not None:
             self.sums[at] += exponentials.sum(dim)
             return

@@ -266,7 +266,7 @@ def _status(name: str) -> int | None:
 
 
 def gpu_share(trial_bytes: int, gpu_bytes: int) -> float:
-    """The share of a GPU for a trial whose first steps took so many of its bytes: 1, 1/2, 1/3 and on, the least that
+    """The share of a GPU for a trial whose first steps took this many bytes: 1, 1/2, 1/3 and on, the least that
     has room. It is a multiple of 0.0001, as Ray asks."""
     room = trial_bytes * GROWTH + PROCESS_BYTES
     return int(10_000 / max(1, min(MOST_ON_A_GPU, int(gpu_bytes / room)))) / 10_000

@@ -139,7 +139,7 @@ def exported_width(
 
 
 def _lexicons(sweep: Sweep) -> Iterator[Problem]:
-    """Language pairs that no lexicon lists, where words come from lexicons alone."""
+    """Language pairs that no lexicon lists, if words come from lexicons alone."""
     words = sweep.data.words
     bare = [
         f"{a}-{b}"

@@ -62,7 +62,7 @@ def name_problems(sweep: Sweep) -> Iterator[Problem]:
 
 
 def _without_paper(sweep: Sweep, methods: list[type[Method]]) -> Iterator[Problem]:
-    """Methods without a configuration as printed, where `config: paper` asks for it."""
+    """Methods without a configuration as printed, if `config: paper` asks for it."""
     lacking = [method for method in methods if sweep.config == "paper" and not has_paper(method)]
     if lacking:
         having = ", ".join(name for name in available() if has_paper(load_method(name)))

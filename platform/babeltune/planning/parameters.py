@@ -44,7 +44,7 @@ def accepted_values(values: Scalar | tuple[Scalar, ...]) -> tuple[Scalar, ...]:
 
 
 def same(a: object, b: object) -> bool:
-    """Equal, where true is not 1."""
+    """Whether two values are equal. True is not equal to 1."""
     return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 

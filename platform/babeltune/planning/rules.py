@@ -133,7 +133,7 @@ def length_problems(sweep: Sweep) -> Iterator[Problem]:
 
 
 def graded_weight_problems(sweep: Sweep) -> Iterator[Problem]:
-    """Weight and batch of graded pairs, where there are none."""
+    """Weight and batch of graded pairs in a sweep without graded pairs."""
     for name in ("graded_weight", "graded_batch"):
         key = f"training.{name}"
         written = key in sweep.parameters or getattr(sweep.training, name) != getattr(Training, name)

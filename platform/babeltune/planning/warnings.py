@@ -63,7 +63,7 @@ def about_trials(sweep: Sweep) -> Iterator[str]:
 
 
 def about_length(sweep: Sweep) -> Iterator[str]:
-    """A number of pairs where compute decides how long a trial is."""
+    """A number of pairs in a sweep whose trials are as long as their compute."""
     if sweep.budget.unit == "compute" and sweep.training.pairs != Training().pairs:
         why = "with budget.unit compute a trial is as long as training.compute"
         yield f"training.pairs {sweep.training.pairs:,} has no effect: {why}; remove it, or set budget.unit to pairs"

@@ -19,8 +19,8 @@ GRAPH = "model.onnx"
 MISSING = "packages are missing; pip install 'babeltune[onnx]'"
 
 
-class FolderReader(Protocol):
-    """What encodes with such a folder."""
+class Reader(Protocol):
+    """An encoder of such a folder."""
 
     prompt: str
     """Put before every text."""

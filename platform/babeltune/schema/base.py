@@ -23,7 +23,7 @@ NO_KIND = "no_kind"
 
 
 class Strict:
-    """A record that pydantic, where it is at the door, refuses unknown keys for."""
+    """A record for which pydantic refuses unknown keys."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     KIND: ClassVar[str] = ""

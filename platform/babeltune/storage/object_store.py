@@ -46,7 +46,7 @@ class Entry:
     tag: str  # another one after each change
     modified: float  # when, in seconds since 1970 by the store's clock
     version: str = ""
-    """What a conditional write compares: the ETag on S3, the generation on Google Cloud Storage, else the tag."""
+    """The version for conditional writes: the ETag on S3, the generation on Google Cloud Storage, else the tag."""
 
 
 class ObjectStore:

@@ -128,7 +128,7 @@ class SweepReport:
     objectives: tuple[Objective, ...]
     standings: tuple[Standing, ...]  # best first
     winner: Standing
-    selection: Selection | None  # the standard error of the winner's value, and the luck of the best of so many trials
+    selection: Selection | None  # the standard error of the winner's value, and the luck of the best of all trials
     unit: Literal["pairs", "compute"]
     curves: tuple[Curve, ...]  # the first objective of each trial that a chart can show, best first
     scored: int  # trials that have a value

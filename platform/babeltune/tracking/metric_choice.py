@@ -1,4 +1,4 @@
-"""Which of a trial's metrics become charts of MLflow, where hundreds hide the few that decide."""
+"""Chooses the metrics of a trial that become charts of MLflow. Hundreds of charts would hide the few that decide."""
 
 from collections.abc import Iterable, Mapping
 

@@ -97,7 +97,7 @@ def artifact_folder(uri: str) -> Path | None:
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:
-    """The id of the experiment, made or restored where necessary."""
+    """The id of the experiment, made or restored if necessary."""
     from mlflow.exceptions import MlflowException
 
     experiment = client.get_experiment_by_name(name)

@@ -102,7 +102,7 @@ class BatchReader:
                 self.first_word[part] = np.searchsorted(self.words[:, 0], np.arange(part.start, part.stop))
 
     def usable(self) -> NDArray[np.int64] | None:
-        """The pairs that a trial can train on, where not all: those with a word and its translation."""
+        """The pairs with a word and its translation, if a trial can train on these alone; else None."""
         if self.words is None:
             return None
         has_words: NDArray[np.bool_] = zeros(len(self.pairs), np.bool_)

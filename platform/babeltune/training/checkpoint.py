@@ -233,7 +233,7 @@ def best_report(reports: list[Report], *objectives: Objective) -> Report | None:
 
 
 def _signed(report: Report, objective: Objective) -> float:
-    """The report's value of the objective, larger where better; -inf if it has none."""
+    """The report's value of the objective, larger is better; -inf if it has none."""
     value = report.metrics.get(objective.metric, math.nan)
     return -math.inf if math.isnan(value) else value if objective.goal == "maximize" else -value
 

@@ -134,7 +134,7 @@ def _bounded(mean: float) -> np.float32:
 
 
 class DrawnStream(Stream):
-    """Epochs as arrays. `order` [pairs], where given, sorts every epoch; rows of equal order stay in the file's."""
+    """Epochs as arrays. `order` [pairs] sorts every epoch, if there is one; rows of equal order stay in the file's."""
 
     def __init__(
         self,

@@ -30,10 +30,10 @@ def test_given_pairs_are_scored_against_their_neighbourhoods(margin, k, tmp_path
     x = rng.normal(size=(12, 5)).astype(np.float32)
     y = (x + 0.8 * rng.normal(size=x.shape).astype(np.float32))[:9]
     vectors = {f"{side}{row}": vector for side, rows in (("s", x), ("t", y)) for row, vector in enumerate(rows)}
-    given = []
+    encoded_texts = []
 
     def encode(self, texts):
-        given.extend(texts)
+        encoded_texts.extend(texts)
         return np.stack([vectors[text] for text in texts])
 
     monkeypatch.setattr(EncodingModel, "encode", encode)
@@ -48,16 +48,16 @@ def test_given_pairs_are_scored_against_their_neighbourhoods(margin, k, tmp_path
         ratio = cosine / around if around > 0 else math.nan
         expected.append({"ratio": ratio, "distance": cosine - around, "absolute": cosine}[margin])
     source, target = [f"s{row}" for row in rows], [f"t{row}" for row in columns]
-    pairs = CandidatePairs(source=source, target=target, read=len(source), digest="")
-    settings = MiningSettings(k=k, margin=margin)
-    found = score_pairs(pairs, settings, toy(tmp_path))
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6, nan_ok=True)
+    pairs = Pairs(source=source, target=target, read=len(source), digest="")
+    settings = Settings(k=k, margin=margin)
+    scores = score_pairs(pairs, settings, toy(tmp_path))
+    assert scores == pytest.approx(expected, rel=1e-4, abs=1e-6, nan_ok=True)
     if margin == "ratio":
-        assert np.isnan(found).any() == (k == 50)
-    assert sorted(given) == sorted({*source, *target})
+        assert np.isnan(scores).any() == (k == 50)
+    assert sorted(encoded_texts) == sorted({*source, *target})
     again = score_pairs(pairs, settings, toy(tmp_path))
-    assert len(given) == len({*source, *target}), "vectors stay on disk"
-    np.testing.assert_array_equal(again, found)
+    assert len(encoded_texts) == len({*source, *target}), "vectors stay on disk"
+    np.testing.assert_array_equal(again, scores)
 
 
 @pytest.mark.parametrize("trained", [0, 1, 2])

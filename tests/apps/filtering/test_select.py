@@ -22,15 +22,15 @@ def pairs(*rows):
 def test_two_columns_or_two_names(tmp_path):
     plain = tmp_path / "plain.tsv"
     plain.write_text("un chat\ta cat\nun chien\ta dog\n")
-    found = read_pairs(str(plain), None)
-    assert (found.source, found.target, found.read) == (["un chat", "un chien"], ["a cat", "a dog"], 2)
+    noisy = read_pairs(str(plain), None)
+    assert (noisy.source, noisy.target, noisy.read) == (["un chat", "un chien"], ["a cat", "a dog"], 2)
     packed = tmp_path / "named.tsv.gz"
     packed.write_bytes(gzip.compress(b"id\teng\tfra\n0\ta cat\tun chat\n1\t\tun chien\n" + b"2\ta cat\tun chat\n" * 20))
     with pytest.raises(DataError, match=r"named\.tsv\.gz:3: empty side.*leave such rows out with --on-error drop"):
         read_pairs(str(packed), ("fra", "eng"))
-    found = read_pairs(str(packed), ("fra", "eng"), drop=True)
-    assert (found.source, found.target, found.read) == (["un chat"] * 21, ["a cat"] * 21, 22)
-    assert found.dropped == {"empty side": 1}
+    noisy = read_pairs(str(packed), ("fra", "eng"), drop=True)
+    assert (noisy.source, noisy.target, noisy.read) == (["un chat"] * 21, ["a cat"] * 21, 22)
+    assert noisy.dropped == {"empty side": 1}
     plain.write_text("un chat\ta cat\nun chien\n" * 2)
     with pytest.raises(DataError, match=r"2 of 4 rows are broken \(2 column count\), more than 5%"):
         read_pairs(str(plain), None, drop=True)
@@ -43,13 +43,18 @@ def test_two_columns_or_two_names(tmp_path):
 
 def test_every_reason_is_counted():
     given_pairs = pairs(("a", "x"), ("b", "y"), ("a", "x"), ("a", "y"), ("c", "Z !"))
-    kept = select.without_repetitions(given_pairs)
-    assert list(zip(kept.source, kept.target, strict=True)) == [("a", "x"), ("b", "y"), ("a", "y"), ("c", "Z !")]
-    kept = select.without_test(kept, pairs(("q", "z"), ("B.", "r")))
-    assert kept.source == ["a", "a"]
-    kept, languages = select.without_english(kept, ["fr"])
+    remaining = select.without_repetitions(given_pairs)
+    assert list(zip(remaining.source, remaining.target, strict=True)) == [
+        ("a", "x"),
+        ("b", "y"),
+        ("a", "y"),
+        ("c", "Z !"),
+    ]
+    remaining = select.without_test(remaining, pairs(("q", "z"), ("B.", "r")))
+    assert remaining.source == ["a", "a"]
+    remaining, languages = select.without_english(remaining, ["fr"])
     assert languages == {"fr": 2}
-    none, languages = select.without_english(kept, ["en"])
+    none, languages = select.without_english(remaining, ["en"])
     assert len(none) == 0
     assert dict(none.dropped) == {"repeated pair": 1, "a side is in the test file": 2, "English source": 2}
     assert none.read == 5

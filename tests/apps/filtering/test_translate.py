@@ -52,9 +52,9 @@ def test_training_repeats_learns_and_ends_with_the_end_token(sentences, tmp_path
         translate.train(TINY, start, source, target, tmp_path / name, lambda *row: seen.append(row)) for name in "ab"
     ]
     assert losses[0] == losses[1]
-    made = [path for name in ("start", "a") for path in (tmp_path / name).iterdir()]
+    files = [path for name in ("start", "a") for path in (tmp_path / name).iterdir()]
     (tmp_path / "new").touch()
-    assert {path.stat().st_mode for path in made} == {(tmp_path / "new").stat().st_mode}
+    assert {path.stat().st_mode for path in files} == {(tmp_path / "new").stat().st_mode}
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
     assert seen[: TINY.steps] == seen[TINY.steps :]
     assert losses[0] < seen[0][2]
@@ -101,10 +101,10 @@ def test_filter_runs_from_noisy_pairs_to_bleu(encoder, sentences, tmp_path, monk
     assert scores == sorted(scores, reverse=True)
     results = report["translation"]["results"]
     assert [row["limit"] for row in results] == [40, 100, 100_000]
-    said = (tmp_path / "made" / "top-100" / "hypotheses.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    hypotheses = (tmp_path / "made" / "top-100" / "hypotheses.txt").read_text(encoding="utf-8").split("\n")[:-1]
     references = [[eng for _, eng in sentences[36:46]]]
-    assert results[1]["bleu"] == sacrebleu.corpus_bleu(said, references).score
-    assert results[1]["chrf"] == sacrebleu.corpus_chrf(said, references).score
+    assert results[1]["bleu"] == sacrebleu.corpus_bleu(hypotheses, references).score
+    assert results[1]["chrf"] == sacrebleu.corpus_chrf(hypotheses, references).score
     assert "chrF" in results[1]["chrf_signature"] or results[1]["chrf_signature"].startswith("nrefs:1")
 
     assert "exists already" in run(options, "--out made")[2]

@@ -26,11 +26,11 @@ def margin_by_loops(matches, margin):
     """LASER's score_candidates, both directions: dicts (left, right) -> score."""
     means = [[float(row.mean()) for row in side.cosine] for side in (matches.forward, matches.backward)]
     scores = {"forward": [], "backward": []}
-    for name, side, own, other in (("forward", matches.forward, *means), ("backward", matches.backward, *means[::-1])):
-        for i, (cosines, found) in enumerate(zip(side.cosine.tolist(), side.index.tolist(), strict=True)):
+    for name, side, near, other in (("forward", matches.forward, *means), ("backward", matches.backward, *means[::-1])):
+        for i, (cosines, indices) in enumerate(zip(side.cosine.tolist(), side.index.tolist(), strict=True)):
             row = []
-            for a, j in zip(cosines, found, strict=True):
-                b = (own[i] + other[j]) / 2
+            for a, j in zip(cosines, indices, strict=True):
+                b = (near[i] + other[j]) / 2
                 row.append((a if margin == "absolute" else a / b if margin == "ratio" else a - b, j))
             scores[name].append(row)
     return scores
@@ -51,13 +51,13 @@ def retrieve_by_loops(matches, margin, retrieval, threshold):
         return {(i, j) for _, i, j in chosen} & wanted
     if retrieval != "max":
         return {(i, j) for _, i, j in chosen}
-    left, right, taken = set(), set(), set()
+    left, right, pairs = set(), set(), set()
     for _, i, j in chosen:
         if i not in left and j not in right:
             left.add(i)
             right.add(j)
-            taken.add((i, j))
-    return taken
+            pairs.add((i, j))
+    return pairs
 
 
 @settings(max_examples=40)
@@ -73,16 +73,16 @@ def retrieve_by_loops(matches, margin, retrieval, threshold):
 def test_retrieval_is_that_of_plain_loops(n, m, k, margin, retrieval, threshold, seed):
     matches = both_ways(*bitext(n, m, seed), k)
     pairs = retrieve(matches, margin, retrieval, threshold)
-    found = list(zip(pairs.left.tolist(), pairs.right.tolist(), strict=True))
-    assert set(found) == retrieve_by_loops(matches, margin, retrieval, threshold)
-    assert len(set(found)) == len(found), "each pair once"
+    retrieved = list(zip(pairs.left.tolist(), pairs.right.tolist(), strict=True))
+    assert set(retrieved) == retrieve_by_loops(matches, margin, retrieval, threshold)
+    assert len(set(retrieved)) == len(retrieved), "each pair once"
     assert (np.diff(pairs.score) <= 0).all()
     expected = {}
     for name, rows in margin_by_loops(matches, margin).items():
         for i, row in enumerate(rows):
             for score, j in row:
                 expected[(i, j) if name == "forward" else (j, i)] = score
-    assert [expected[pair] for pair in found] == pytest.approx(pairs.score.tolist(), rel=1e-4, abs=1e-4)
+    assert [expected[pair] for pair in retrieved] == pytest.approx(pairs.score.tolist(), rel=1e-4, abs=1e-4)
 
 
 def test_max_gives_each_sentence_at_most_one_partner_and_the_threshold_is_strict():
@@ -118,8 +118,8 @@ def test_given_pairs_score_as_candidates_do_and_others_by_their_own_cosine():
     left = torch.arange(20)
     best = retrieve(matches, "ratio", "forward")
     sides = list(zip(x[best.left], y[best.right], strict=True))
-    own = torch.tensor([float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for a, b in sides])
-    again = pair_scores(matches, torch.from_numpy(best.left), torch.from_numpy(best.right), own)
+    cosines = torch.tensor([float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for a, b in sides])
+    again = pair_scores(matches, torch.from_numpy(best.left), torch.from_numpy(best.right), cosines)
     assert again.tolist() == pytest.approx(best.score.tolist(), rel=1e-5)
     far = pair_scores(matches, left, torch.zeros(20, dtype=torch.long), torch.full((20,), -0.5))
     assert (far < 0).all()

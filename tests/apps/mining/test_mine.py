@@ -50,16 +50,16 @@ def vector_of(text):
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """The toy model, and the texts that it encoded."""
-    given = []
+    """The toy model, and what it was given."""
+    encoded_texts = []
 
     def encode(self, texts):
-        given.extend(texts)
+        encoded_texts.extend(texts)
         return np.stack([vector_of(text) for text in texts])
 
     monkeypatch.setattr(EncodingModel, "encode", encode)
     monkeypatch.setattr(vectors, "SHARD", 8)
-    return given
+    return encoded_texts
 
 
 def sentences(count, seed=0):
@@ -95,13 +95,13 @@ def test_broken_lines_are_counted_and_repeats_stand_once(tmp_path):
         "line\u2028two", *sentences(90),
     ]  # fmt: skip
     for name in ("text.txt", "text.txt.gz"):
-        found, counted = read_sentences(write(tmp_path / name, lines), tmp_path / "spill")
-        assert found[:4] == ["one", "two with tabs", "three", "line two"]
-        assert found[3] == "line two"
-        assert (counted.read, counted.usable, counted.repeated) == (100, 94, 1)
-        assert (counted.empty, counted.broken) == (2, {"not UTF-8": 1, "zero byte": 1, "too long": 1})
+        spilled, counts = read_sentences(write(tmp_path / name, lines), tmp_path / "spill")
+        assert spilled[:4] == ["one", "two with tabs", "three", "line two"]
+        assert spilled[3] == "line two"
+        assert (counts.read, counts.usable, counts.repeated) == (100, 94, 1)
+        assert (counts.empty, counts.broken) == (2, {"not UTF-8": 1, "zero byte": 1, "too long": 1})
         places = "2 empty (first line 4), 1 not UTF-8 (line 2), 1 zero byte (line 6), 1 too long (line 8)"
-        assert counted.faults() == f"1 repeated, {places}"
+        assert counts.faults() == f"1 repeated, {places}"
 
 
 def test_a_file_that_holds_nothing_says_what_it_held(tmp_path):
@@ -390,9 +390,9 @@ def test_the_same_text_on_both_sides_is_refused_and_few_sentences_are_said(encod
     with pytest.raises(DataError, match="hold the same sentences"):
         run(tmp_path, source, source)
     done, _, _ = run(tmp_path, source, target, margin="distance", threshold=9.0)
-    said = list(mine.warnings_about(done))
-    assert any("k is 4, but one side has only 3 different sentences" in words for words in said)
-    assert any("no pair has a score above 9.0" in words for words in said)
+    warnings = list(mine.warnings_about(done))
+    assert any("k is 4, but one side has only 3 different sentences" in words for words in warnings)
+    assert any("no pair has a score above 9.0" in words for words in warnings)
     assert (tmp_path / "out.tsv").read_text() == ""
 
 
@@ -436,9 +436,9 @@ def test_lines_become_rows_of_a_numpy_file_as_they_come(encoded, tmp_path, count
     lines = [f"{line}\n".encode() for line in sentences(count)]
     noted = []
     done = mine.encode(io.BytesIO(b"".join(lines)), TOY, tmp_path / "v.npy", lambda *a: noted.append(a))
-    found = np.load(tmp_path / "v.npy", mmap_mode="r")
-    assert (found.shape, found.dtype, done.rows) == ((count, 16), np.float32, count)
-    assert np.array_equal(found, np.array([vector_of(line.decode()) for line in lines]).reshape(count, 16))
+    rows = np.load(tmp_path / "v.npy", mmap_mode="r")
+    assert (rows.shape, rows.dtype, done.rows) == ((count, 16), np.float32, count)
+    assert np.array_equal(rows, np.array([vector_of(line.decode()) for line in lines]).reshape(count, 16))
     assert len(noted) == -(-count // mine.BATCH)
 
 
@@ -492,8 +492,8 @@ def test_what_an_index_finds_has_exact_scores_and_is_most_of_what_there_is(kind,
     rng = np.random.default_rng(0)
     x = rng.normal(size=(rows, 16)).astype(np.float32)
     y = (x + 0.3 * rng.normal(size=x.shape)).astype(np.float32)
-    found, expected = index.through_index(x, y, 4, kind), both_ways(x, y, 4)
-    for ours, exact in ((found.forward, expected.forward), (found.backward, expected.backward)):
+    matches, expected = index.through_index(x, y, 4, kind), both_ways(x, y, 4)
+    for ours, exact in ((matches.forward, expected.forward), (matches.backward, expected.backward)):
         same = ours.index == exact.index
         shared = (ours.index[:, :, None] == exact.index[:, None]).any(-1)
         assert shared.float().mean() > recall
@@ -507,9 +507,9 @@ def test_sentences_with_too_few_finds_in_an_index_are_searched_exactly(monkeypat
     """D26: faiss's -1 is nobody, and neither the last sentence nor a neighbour."""
 
     class Silent:
-        def search(self, x, kept):
-            found = np.full((len(x), kept), -1)
-            return np.zeros((len(x), kept), np.float32), found
+        def search(self, x, count):
+            neighbours = np.full((len(x), count), -1)
+            return np.zeros((len(x), count), np.float32), neighbours
 
     monkeypatch.setattr(index, "_filled", lambda kind, candidates, tell: Silent())
     x, y = (np.random.default_rng(seed).normal(size=(30, 8)).astype(np.float32) for seed in (0, 1))
@@ -568,11 +568,11 @@ def test_blocks_on_a_cluster_give_the_neighbours_of_one_process_also_resumed(
     monkeypatch.setattr(resumable_search, "SHARE", 1e9)
     with pytest.raises(KeyboardInterrupt):
         both_ways_by_ray(ResumableSearch(tmp_path, sides, 4, size=(16, 16)), sides, stop, PATIENCE_S)
-    kept = ResumableSearch(tmp_path, sides, 4, size=(16, 16))
-    found = both_ways_by_ray(kept, sides, lambda *a: noted.append(a), PATIENCE_S)
+    search = ResumableSearch(tmp_path, sides, 4, size=(16, 16))
+    matches = both_ways_by_ray(search, sides, lambda *a: noted.append(a), PATIENCE_S)
     whole = both_ways(*(open_matrix(*side) for side in sides), 4)
-    assert torch.equal(found.forward.index, whole.forward.index)
-    assert torch.equal(found.backward.index, whole.backward.index)
+    assert torch.equal(matches.forward.index, whole.forward.index)
+    assert torch.equal(matches.backward.index, whole.backward.index)
     assert noted[-1] == (900, 900)
     assert len(noted) == 4, "no block is searched twice"
 
@@ -582,7 +582,7 @@ def test_blocks_on_a_cluster_give_the_neighbours_of_one_process_also_resumed(
 def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, monkeypatch):
     """Its workers encode three shards a side with a real model, and search nine blocks."""
     sides = list(bundled(40, "fra", "eng", name="natural_dev").values())
-    given = [write(tmp_path / f"{number}.txt", side) for number, side in enumerate(sides)]
+    files = [write(tmp_path / f"{number}.txt", side) for number, side in enumerate(sides)]
     folder = exported_student(tmp_path, [*sides[0], *sides[1]], 300, max_tokens=32)
     model, settings = model_at(str(folder)), mine.MiningSettings(margin="distance")
     monkeypatch.setattr(vectors, "SHARD", 16)
@@ -592,13 +592,13 @@ def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, 
         noted = []
         more = {"progress": lambda *a: noted.append(a), "cluster": cluster}
         encoding = mine.Encoding(models=(model, model), storage=tmp_path / f"{name}.storage", **more)
-        done = mine.mine(*given, tmp_path / name, settings, encoding)
+        done = mine.mine(*files, tmp_path / name, settings, encoding)
         assert noted[-1] == ("searching", done.source.usable * done.target.usable, noted[-1][2])
         assert [what for what, _, _ in noted].count("searching") == 9
         return replace(done, out=""), (tmp_path / name).read_bytes()
 
     here = mined("here.tsv", None)
     address = ray.get_runtime_context().gcs_address
-    there = mined("there.tsv", Cluster(address=address, storage=str(tmp_path / "cluster"), worker_groups=1))
-    assert there == here
+    remote = mined("there.tsv", Cluster(address=address, storage=str(tmp_path / "cluster"), worker_groups=1))
+    assert remote == here
     assert here[0].pairs == len(here[1].splitlines()) > 10

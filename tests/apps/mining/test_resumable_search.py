@@ -32,12 +32,12 @@ def sides(monkeypatch, tmp_path):
 
 @pytest.fixture
 def scanned(monkeypatch):
-    """The blocks that are searched; the search is interrupted in the block after so many as `left` says."""
+    """The blocks that are searched; the search is interrupted after `left` blocks."""
     blocks, scan = [], resumable_search.scan
     state = {"left": -1}
 
-    def counted(x, y, found, block, **options):
-        scan(x, y, found, block, **options)
+    def counted(x, y, best, block, **options):
+        scan(x, y, best, block, **options)
         if state["left"] == 0:
             state["left"] = -1
             raise KeyboardInterrupt
@@ -63,12 +63,12 @@ def test_an_interrupted_search_goes_on_with_the_blocks_that_are_not_done(
     assert len(blocks) == stops
     blocks.clear()
     noted = []
-    found = both_ways_resumable(ResumableSearch(tmp_path, sides, 3, precision, size=SIZE), lambda *a: noted.append(a))
+    matches = both_ways_resumable(ResumableSearch(tmp_path, sides, 3, precision, size=SIZE), lambda *a: noted.append(a))
     assert len(blocks) == again
     assert noted[-1] == (40 * 50, 40 * 50)
     assert noted[0][0] > 40 * 50 - sum(block.cosines for block in blocks)
     whole = both_ways(*(open_matrix(*side) for side in sides), 3)
-    for ours, exact in ((found.forward, whole.forward), (found.backward, whole.backward)):
+    for ours, exact in ((matches.forward, whole.forward), (matches.backward, whole.backward)):
         assert torch.equal(ours.index, exact.index)
         assert torch.allclose(ours.cosine, exact.cosine, rtol=0, atol=1e-6)
     assert not list(tmp_path.glob("*search*")), "what was kept is gone with the search"
@@ -100,9 +100,9 @@ def test_one_direction_goes_on_too(sides, scanned, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         one_way_resumable(ResumableSearch(tmp_path, sides, 3, both=False, size=SIZE))
     blocks.clear()
-    found = one_way_resumable(ResumableSearch(tmp_path, sides, 3, both=False, size=SIZE))
+    neighbours = one_way_resumable(ResumableSearch(tmp_path, sides, 3, both=False, size=SIZE))
     assert len(blocks) == 8
-    assert torch.equal(found.index, both_ways(*(open_matrix(*side) for side in sides), 3).forward.index)
+    assert torch.equal(neighbours.index, both_ways(*(open_matrix(*side) for side in sides), 3).forward.index)
 
 
 def test_a_search_that_cannot_be_kept_says_so(sides, tmp_path, monkeypatch):

@@ -85,11 +85,11 @@ def test_the_commands_read_packed_tables_and_count_a_text_once(command, models, 
     place, lines = files
     (tmp_path / "more.tsv").write_text(f"text\tx\nz\t1\nonly here\t2\n{lines[3]}\t3\n", encoding="utf-8")
     out = tmp_path / "index"
-    code, said, words = command(
+    code, output, words = command(
         "index", models / "old", place / "b.tsv.gz", tmp_path / "more.tsv", "--column", "text", "--out", out, "--json"
     )
     assert code == 0, words
-    done = json.loads(said)
+    done = json.loads(output)
     assert (done["rows"], done["zero_vectors"], done["dim"]) == (52, 1, 24)
     assert [each["usable"] for each in done["lines"]] == [51, 2]
     assert "a zero vector, which has no cosine with any other: 1 text" in words
@@ -97,9 +97,9 @@ def test_the_commands_read_packed_tables_and_count_a_text_once(command, models, 
     assert (first["text"], first["file"]) == ("only here", str(tmp_path / "more.tsv"))
     assert first["score"] == pytest.approx(1, abs=1e-5)
     assert second["score"] < 0.99
-    said = command.prints("search", out, "an extra text", "--top", "1")
-    assert "an extra text" in said
-    assert "b.tsv.gz" in said
+    output = command.prints("search", out, "an extra text", "--top", "1")
+    assert "an extra text" in output
+    assert "b.tsv.gz" in output
     assert command("index", models / "old", place / "a.txt", "--out", out)[0] == 2, "the folder is there"
     assert "the model knows no word of it" in command.refuses("search", out, "z")
 
@@ -135,9 +135,9 @@ def test_an_adapter_searches_the_index_of_the_old_model(command, built, models, 
         "adapter", models / "old", models / "turned", "--sweep", sweep.id, "--least", 0, "--out", tmp_path / "adapted"
     )
     query = files[1][7]
-    said = command.prints("search", folder, query, "--model", tmp_path / "adapted", "--json", "--top", 3)
-    assert json.loads(said)["by_adapter"]
-    first = json.loads(said)["texts"][0]
+    output = command.prints("search", folder, query, "--model", tmp_path / "adapted", "--json", "--top", 3)
+    assert json.loads(output)["by_adapter"]
+    first = json.loads(output)["texts"][0]
     assert first["text"] == query
     assert 0.9 < first["score"] < 0.9999
 

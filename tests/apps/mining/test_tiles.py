@@ -32,15 +32,12 @@ def vectors(rows, dim, seed, repeats=0):
 
 def by_loops(queries, candidates, k):
     """Indices of the k nearest: float64 cosines of the unit rows, rounded to fp32, the lowest index first of equals."""
-    x, y = (
-        UnitRows(queries).block(0, len(queries)).double().numpy(),
-        UnitRows(candidates).block(0, len(candidates)).numpy(),
-    )
-    found = []
+    x, y = Rows(queries).block(0, len(queries)).double().numpy(), Rows(candidates).block(0, len(candidates)).numpy()
+    indices = []
     for row in x:
         cosines = (row * y.astype(np.float64)).sum(1).astype(np.float32)
-        found.append(sorted(range(len(y)), key=lambda j: (-cosines[j], j))[:k])
-    return torch.tensor(found)
+        indices.append(sorted(range(len(y)), key=lambda j: (-cosines[j], j))[:k])
+    return torch.tensor(indices)
 
 
 # Keys
@@ -125,9 +122,9 @@ def test_both_directions_are_those_of_plain_loops(n, m, k, repeats, seed, data):
     x, y = vectors(n, 6, seed, min(repeats, n - 1)), vectors(m, 6, seed + 1, min(repeats, m - 1))
     tile = (data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40)))
     before = x.copy(), y.copy()
-    found = both_ways(x, y, k, tile=tile)
-    assert torch.equal(found.forward.index, by_loops(x, y, k))
-    assert torch.equal(found.backward.index, by_loops(y, x, k))
+    matches = both_ways(x, y, k, tile=tile)
+    assert torch.equal(matches.forward.index, by_loops(x, y, k))
+    assert torch.equal(matches.backward.index, by_loops(y, x, k))
     assert np.array_equal(x, before[0])
     assert np.array_equal(y, before[1])
 
@@ -150,41 +147,41 @@ def test_any_split_into_blocks_in_any_order_gives_the_same_as_the_whole(n, m, se
         )
         scan(UnitRows(x), UnitRows(y), part, block, tile=(8, 16))
         totals[random.randrange(2)].add(part, block)
-    totals[0].add(totals[1], Tile((0, n), (0, m)))
-    found, whole = settle(UnitRows(x), UnitRows(y), totals[0], k), both_ways(x, y, k)
-    for one, other in ((found.forward, whole.forward), (found.backward, whole.backward)):
+    totals[0].add(totals[1], Block((0, n), (0, m)))
+    matches, whole = settle(Rows(x), Rows(y), totals[0], k), both_ways(x, y, k)
+    for one, other in ((matches.forward, whole.forward), (matches.backward, whole.backward)):
         assert torch.equal(one.index, other.index)
         assert torch.allclose(one.cosine, other.cosine, atol=1e-6)
 
 
 @pytest.mark.trap(26)
 def test_k_beyond_the_candidates_is_all_of_them():
-    found = both_ways(vectors(3, 4, 0), vectors(5, 4, 1), 9)
-    assert found.forward.index.shape == (3, 5)
-    assert found.backward.index.shape == (5, 3)
+    matches = both_ways(vectors(3, 4, 0), vectors(5, 4, 1), 9)
+    assert matches.forward.index.shape == (3, 5)
+    assert matches.backward.index.shape == (5, 3)
 
 
 def test_of_many_equal_vectors_the_lowest_indices_win_in_every_tile_shape():
     x = np.tile(vectors(1, 64, 0), (300, 1))
     for tile in ((7, 13), (64, 300)):
-        found = both_ways(x, x, 4, tile=tile)
-        assert found.forward.index.tolist() == [[0, 1, 2, 3]] * 300
-        assert found.backward.index.tolist() == [[0, 1, 2, 3]] * 300
+        matches = both_ways(x, x, 4, tile=tile)
+        assert matches.forward.index.tolist() == [[0, 1, 2, 3]] * 300
+        assert matches.backward.index.tolist() == [[0, 1, 2, 3]] * 300
 
 
 def test_neighbours_nearer_than_rounding_are_ordered_exactly():
     rng = np.random.default_rng(3)
     base = rng.normal(size=(1, 256))
     y = (base + 1e-6 * rng.normal(size=(400, 256))).astype(np.float32)
-    found = both_ways(y[:20], y, 4, tile=(16, 64)).forward
-    assert torch.equal(found.index, by_loops(y[:20], y, 4))
+    neighbours = both_ways(y[:20], y, 4, tile=(16, 64)).forward
+    assert torch.equal(neighbours.index, by_loops(y[:20], y, 4))
 
 
-def same(found, expected):
+def same(matches, expected):
     """The neighbours are the same in both directions, and the forward cosines close."""
-    assert torch.equal(found.forward.index, expected.forward.index)
-    assert torch.equal(found.backward.index, expected.backward.index)
-    assert torch.allclose(found.forward.cosine, expected.forward.cosine, atol=1e-6)
+    assert torch.equal(matches.forward.index, expected.forward.index)
+    assert torch.equal(matches.backward.index, expected.backward.index)
+    assert torch.allclose(matches.forward.cosine, expected.forward.cosine, atol=1e-6)
 
 
 def test_neighbours_are_those_in_memory_and_of_bf16_tiles_with_exact_scores():
@@ -233,13 +230,13 @@ def test_a_gpu_finds_what_loops_find_whatever_the_caller_trains_with(precision, 
     torch.set_float32_matmul_precision("high")
     try:
         with torch.autocast("cuda", dtype=torch.bfloat16), SeenKernels("aten::matmul") as seen:
-            found = both_ways(x, y, 4, precision=precision)
+            matches = both_ways(x, y, 4, precision=precision)
     finally:
         torch.set_float32_matmul_precision(before)
     factors = {(first.device.type, first.dtype) for first, *_ in seen.calls}
     assert ("cuda", torch.bfloat16 if precision == "bf16" else torch.float32) in factors
-    assert torch.equal(found.forward.index, by_loops(x, y, 4))
-    assert torch.equal(found.backward.index, by_loops(y, x, 4))
+    assert torch.equal(matches.forward.index, by_loops(x, y, 4))
+    assert torch.equal(matches.backward.index, by_loops(y, x, 4))
 
 
 def test_what_cannot_be_compared_is_refused():

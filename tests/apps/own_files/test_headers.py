@@ -70,11 +70,11 @@ GUESSES = [("Hello", "Bonjour"), ("Thank you", "Merci"), ("The Little Prince", "
 @pytest.mark.parametrize("first", [*SHORT, *GUESSES, *BY_CHANCE])
 def test_a_short_first_row_is_text_and_without_an_end_a_guess(text, first):
     rows = list(zip(text["eng"], text["fra"], strict=True))
-    found = header_evidence(
+    evidence = header_evidence(
         [first, *([(bare(a).lower(), bare(b).lower()) for a, b in rows] if first in BY_CHANCE else rows)]
     )
-    assert found.header == (first in GUESSES)
-    assert not (found.header and found.sure)
+    assert evidence.header == (first in GUESSES)
+    assert not (evidence.header and evidence.sure)
 
 
 def test_a_first_row_like_all_others_is_text_although_its_words_name_columns():

@@ -66,11 +66,11 @@ def put(path, rows, delimiter="\t", encoding="utf-8", quoting=csv.QUOTE_NONE):
 
 def split_rows(tmp_path):
     """Split -> the rows of all its files."""
-    found = {}
+    rows_by_split = {}
     for path in sorted((tmp_path / "own_data").glob("*.tsv")):
         lines = path.read_text(encoding="utf-8").splitlines()
-        found.setdefault(path.name.partition(".")[0], []).extend(line.split("\t") for line in lines[1:])
-    return found
+        rows_by_split.setdefault(path.name.partition(".")[0], []).extend(line.split("\t") for line in lines[1:])
+    return rows_by_split
 
 
 def test_two_messy_tables_become_a_sweep_file_that_plan_accepts(make, text, tmp_path):
@@ -79,19 +79,19 @@ def test_two_messy_tables_become_a_sweep_file_that_plan_accepts(make, text, tmp_
     put(make.folder / "clients.csv", [*french, *french[:30]], ";", "cp1252", csv.QUOTE_MINIMAL)
     russian = [(i, *row, i % 2) for i, row in enumerate(pairs(text, "rus", "eng"))]
     put(make.folder / "export.tsv", [("Nr", "Russian text", "English text", "ok"), *russian, ("broken",)])
-    made = make("clients.csv", "export.tsv")
-    assert [(file.columns, file.rows) for file in made.files] == [
+    result = make("clients.csv", "export.tsv")
+    assert [(file.columns, file.rows) for file in result.files] == [
         ({"fra": "0", "eng": "1"}, ROWS),
         ({"rus": "Russian text", "eng": "English text"}, ROWS),
     ]
-    assert made.files[0].left_out == {"repeated": 30}
-    assert made.files[1].left_out == {"column count": 1}
-    assert any("cp1252" in note for note in made.notes)
-    sweep = read_sweep(made.path, reachable=True)
+    assert result.files[0].left_out == {"repeated": 30}
+    assert result.files[1].left_out == {"column count": 1}
+    assert any("cp1252" in note for note in result.notes)
+    sweep = read_sweep(result.path, reachable=True)
     assert (sweep.keep.trials, sweep.keep.optimizer) == (3, False)
     corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed)
     trained = sum(counts["train"] for counts in corpus.counts.values())
-    assert trained == sum(sizes["train"] for sizes in made.splits.values())
+    assert trained == sum(sizes["train"] for sizes in result.splits.values())
     written = [row for rows in split_rows(tmp_path).values() for row in rows]
     assert ['Il a dit "oui" ; rien de plus.', 'He said "yes"; nothing more.'] in written
     assert any("é" in row[0] for row in written)
@@ -166,12 +166,12 @@ def test_the_student_is_a_transformer_where_there_is_a_gpu(make, text, monkeypat
     monkeypatch.setattr("babeltune.apps.own_files.init.this_machine", lambda: MachineFacts(cores=2, gpu=gpu))
     monkeypatch.setattr("babeltune.apps.own_files.proposal.LARGE", large)
     put(make.folder / "a.tsv", [("fra", "eng"), *pairs(text, "fra", "eng")])
-    made = make("a.tsv")
-    sweep = read_sweep(made.path, reachable=True)
+    result = make("a.tsv")
+    sweep = read_sweep(result.path, reachable=True)
     shape = (sweep.student.kind, sweep.student.width, sweep.training.precision)
     assert shape == (("transformer", 256, "bf16") if gpu else ("static", 512, "fp32"))
     assert ("student.layers" in sweep.parameters) == gpu
-    assert [command.endswith(" --cluster clusters/local_gpu.yaml") for command in made.next] == [gpu, gpu]
+    assert [command.endswith(" --cluster clusters/local_gpu.yaml") for command in result.next] == [gpu, gpu]
     assert make_trial(sweep, 0, {}).student.kind == sweep.student.kind
 
 
@@ -199,8 +199,8 @@ def columnar(folder, rows):
 
 
 def saved(folder, rows):
-    made = datasets.Dataset.from_list([{"translation": {"fr": fra, "en": eng}} for fra, eng in rows])
-    datasets.DatasetDict({"train": made}).save_to_disk(folder / "saved")
+    dataset = datasets.Dataset.from_list([{"translation": {"fr": fra, "en": eng}} for fra, eng in rows])
+    datasets.DatasetDict({"train": dataset}).save_to_disk(folder / "saved")
     return ["saved"]
 
 
@@ -223,26 +223,26 @@ def excel(folder, rows):
 
 @pytest.mark.parametrize("form", [jsonl, columnar, saved, moses, packed, excel])
 def test_every_format_is_read_without_a_word_about_it(form, make, text):
-    made = make(*form(make.folder, pairs(text, "fra", "eng")))
-    assert set(made.splits) == {"fra-eng"}
-    assert sum(made.splits["fra-eng"].values()) == ROWS
-    read_sweep(made.path, reachable=True)
+    result = make(*form(make.folder, pairs(text, "fra", "eng")))
+    assert set(result.splits) == {"fra-eng"}
+    assert sum(result.splits["fra-eng"].values()) == ROWS
+    read_sweep(result.path, reachable=True)
 
 
 def test_a_table_of_three_languages_is_one_set(make, text):
     put(make.folder / "a.csv", [("eng", "fra", "kor"), *pairs(text, "eng", "fra", "kor")], ",", quoting=csv.QUOTE_ALL)
-    made = make("a.csv")
-    assert set(made.splits) == {"eng-fra-kor"}
-    read_sweep(made.path)
+    result = make("a.csv")
+    assert set(result.splits) == {"eng-fra-kor"}
+    read_sweep(result.path)
 
 
 def test_text_that_is_not_aligned_gives_the_commands_that_mine_pairs(make, text, tmp_path):
     (make.folder / "fr.txt").write_text("\n".join(text["fra"]), encoding="utf-8")
     (make.folder / "en.txt").write_text("\n".join(text["eng"][:-7]), encoding="utf-8")
-    made = make("fr.txt", "en.txt", teacher="my/model")
-    assert made.kind == "mining"
+    result = make("fr.txt", "en.txt", teacher="my/model")
+    assert result.kind == "mining"
     assert not (tmp_path / "own.yaml").exists()
-    mine, init_again = made.path.read_text(encoding="utf-8").splitlines()[-2:]
+    mine, init_again = result.path.read_text(encoding="utf-8").splitlines()[-2:]
     assert mine.startswith(f"babeltune mine {make.folder / 'fr.txt'} {make.folder / 'en.txt'} my/model --out ")
     mined = f"babeltune init {tmp_path / 'own_mined_1.tsv'} --out {tmp_path / 'own.yaml'} --columns fra=1,eng=2"
     assert init_again == mined
@@ -274,8 +274,8 @@ def test_quotation_marks_that_are_text_lose_no_row(make, text):
         [(f'"{row[0]}', f'{row[1]} "so') if i % 9 == 0 else row for i, row in enumerate(rows)],
         "|",
     )
-    made = make("a.txt")
-    assert (made.files[0].rows, made.files[0].left_out) == (ROWS, {})
+    result = make("a.txt")
+    assert (result.files[0].rows, result.files[0].left_out) == (ROWS, {})
 
 
 def test_a_language_that_nobody_can_tell_has_the_name_of_its_column(make, text):
@@ -313,9 +313,9 @@ def test_aligned_files_that_end_in_src_and_tgt_are_in_the_languages_of_their_tex
 def test_a_column_in_no_one_language_beside_two_others_is_left_out_with_a_note(make, text):
     short = [text[("eng", "fra", "rus")[i // 40 % 3]][i][:20] for i in range(ROWS)]
     put(make.folder / "a.tsv", [("note", "fra", "eng"), *zip(short, text["fra"], text["eng"], strict=True)])
-    made = make("a.tsv")
-    assert made.files[0].columns == {"fra": "fra", "eng": "eng"}
-    assert any("column 'note' is in no one language" in note and "--columns" in note for note in made.notes)
+    result = make("a.tsv")
+    assert result.files[0].columns == {"fra": "fra", "eng": "eng"}
+    assert any("column 'note' is in no one language" in note and "--columns" in note for note in result.notes)
 
 
 def test_a_column_whose_name_is_another_language_is_named(make, text):
@@ -326,25 +326,25 @@ def test_a_column_whose_name_is_another_language_is_named(make, text):
 @pytest.mark.parametrize(("name", "said"), [("Deutsch", "deu"), ("German text", "deu"), ("text_is", None)])
 def test_a_name_of_a_language_is_doubted_and_the_end_of_a_word_is_not(make, text, name, said):
     put(make.folder / "a.tsv", [("fra", name), *pairs(text, "fra", "eng")])
-    made = make("a.tsv")
-    assert made.files[0].columns == {"fra": "fra", "eng": name}
-    assert [f"--columns {said}={name}" in note for note in made.notes] == [True] * (said is not None)
+    result = make("a.tsv")
+    assert result.files[0].columns == {"fra": "fra", "eng": name}
+    assert [f"--columns {said}={name}" in note for note in result.notes] == [True] * (said is not None)
 
 
 def test_bytes_are_text_if_they_are_utf_8_and_else_are_named(make, text):
     columns = {language: [row.encode() for row in text[language]] for language in ("fra", "eng")}
     columns["image"] = [b"\x89\xff" + row for row in columns["fra"]]
     parquet.write_table(pa.table(columns), make.folder / "a.parquet")
-    made = make("a.parquet")
-    assert (made.files[0].columns, made.files[0].rows) == ({"fra": "fra", "eng": "eng"}, ROWS)
-    assert ["image left out" in note for note in made.notes] == [True]
+    result = make("a.parquet")
+    assert (result.files[0].columns, result.files[0].rows) == ({"fra": "fra", "eng": "eng"}, ROWS)
+    assert ["image left out" in note for note in result.notes] == [True]
 
 
 def test_a_first_line_that_names_the_delimiter_is_no_row(make, text, tmp_path):
     rows = [[field.replace(";", ",") for field in row] for row in pairs(text, "fra", "eng")]
     put(make.folder / "a.csv", [("sep=;",), ("fr", "en"), *rows], ";")
-    made = make("a.csv")
-    assert (made.files[0].columns, made.files[0].rows) == ({"fra": "fr", "eng": "en"}, ROWS)
+    result = make("a.csv")
+    assert (result.files[0].columns, result.files[0].rows) == ({"fra": "fr", "eng": "en"}, ROWS)
     assert {tuple(row) for part in split_rows(tmp_path).values() for row in part} <= {tuple(row) for row in rows}
 
 
@@ -497,12 +497,12 @@ def test_a_short_file_is_in_the_language_of_its_name(tmp_path):
 def test_columns_that_the_user_names_make_a_header_whatever_they_are_called(make, text):
     rows = [("le texte, ici", "b=c d"), *pairs(text, "fra", "eng")]
     put(make.folder / "a.csv", rows, ",", quoting=csv.QUOTE_MINIMAL)
-    made = make("a.csv", columns=columns_of('fra="le texte, ici",eng=b=c d'))
-    assert [(file.columns, file.rows) for file in made.files] == [({"fra": "le texte, ici", "eng": "b=c d"}, ROWS)]
+    result = make("a.csv", columns=columns_of('fra="le texte, ici",eng=b=c d'))
+    assert [(file.columns, file.rows) for file in result.files] == [({"fra": "le texte, ici", "eng": "b=c d"}, ROWS)]
     with pytest.raises(BabeltuneError, match=r"--columns .*: a quotation mark is missing"):
         columns_of('fra="le texte,eng=b')
-    made.path.unlink()
-    shutil.rmtree(made.path.with_name("own_data"))
+    result.path.unlink()
+    shutil.rmtree(result.path.with_name("own_data"))
     with pytest.raises(BabeltuneError, match=r"a\.csv: no column 'x'.*'b=c d'.*say --no-header if it is text"):
         make("a.csv", columns={"fra": "x", "eng": "b=c d"})
 
@@ -510,9 +510,9 @@ def test_columns_that_the_user_names_make_a_header_whatever_they_are_called(make
 def test_a_first_row_that_nobody_can_judge_is_text_and_said(make, text):
     rows = [["".join(filter(str.isalnum, side))[:6] for side in row] for row in pairs(text, "fra", "eng")]
     put(make.folder / "words.tsv", [("vorne", "hinten"), *rows])
-    found = read_table(str(make.folder / "words.tsv"))
-    assert not found.header
-    assert any("the first row (" in note and note.endswith("if it is not: --header") for note in found.notes)
+    first_table = read_table(str(make.folder / "words.tsv"))
+    assert not first_table.header
+    assert any("the first row (" in note and note.endswith("if it is not: --header") for note in first_table.notes)
 
 
 @pytest.mark.parametrize(
@@ -522,9 +522,9 @@ def test_a_table_that_names_the_languages_of_each_row_is_several_pairs(make, tex
     rows = [(fra, eng, "fr", "en") for fra, eng in pairs(text, "fra", "eng")[:120]]
     rows += [(eng, rus, "en", "ru") for rus, eng in pairs(text, "rus", "eng")[120:]]
     put(make.folder / "a.tsv", [names, *rows] if names else rows)
-    made = make("a.tsv")
-    assert [(set(file.columns), file.rows) for file in made.files] == [({"fra", "eng"}, 120), ({"eng", "rus"}, 120)]
-    assert set(made.splits) == {"fra-eng", "eng-rus"}
+    result = make("a.tsv")
+    assert [(set(file.columns), file.rows) for file in result.files] == [({"fra", "eng"}, 120), ({"eng", "rus"}, 120)]
+    assert set(result.splits) == {"fra-eng", "eng-rus"}
 
 
 def test_a_column_of_language_pairs_says_which_languages_a_row_has(make, text):
@@ -543,26 +543,26 @@ def test_swapped_rows_are_swapped_back_and_rows_in_other_languages_left_out(make
     for i in range(1, 61, 3):
         swapped[i] = (text["rus"][i], swapped[i][1])
     put(make.folder / "a.tsv", [("fr", "en"), *swapped])
-    made = make("a.tsv")
-    assert made.files[0].left_out == {"in another language": 20}
-    assert any("80 rows have fra and eng swapped; they were swapped back" in note for note in made.notes)
+    result = make("a.tsv")
+    assert result.files[0].left_out == {"in another language": 20}
+    assert any("80 rows have fra and eng swapped; they were swapped back" in note for note in result.notes)
     assert {tuple(row) for part in split_rows(tmp_path).values() for row in part} <= set(rows)
 
 
 def test_a_few_rows_in_another_language_stay_and_are_said(make, text):
     rows = pairs(text, "fra", "eng")
     put(make.folder / "a.tsv", [("fr", "en"), (text["rus"][0], rows[0][1]), *rows[1:]])
-    made = make("a.tsv")
-    assert made.files[0].rows == ROWS
-    assert any("1 row seems to be in another language than the column; kept" in note for note in made.notes)
+    result = make("a.tsv")
+    assert result.files[0].rows == ROWS
+    assert any("1 row seems to be in another language than the column; kept" in note for note in result.notes)
 
 
 def test_a_language_that_the_text_contradicts_is_believed_and_said(make, text):
     put(make.folder / "a.tsv", [("Deutsch", "Englisch"), *pairs(text, "rus", "eng")])
-    made = make("a.tsv", columns={"gre": "Deutsch"})
-    assert made.files[0].columns == {"ell": "Deutsch", "eng": "Englisch"}
-    assert made.files[0].rows == ROWS
-    (words,) = [note for note in made.notes if "--columns" in note]
+    result = make("a.tsv", columns={"gre": "Deutsch"})
+    assert result.files[0].columns == {"ell": "Deutsch", "eng": "Englisch"}
+    assert result.files[0].rows == ROWS
+    (words,) = [note for note in result.notes if "--columns" in note]
     assert "'Deutsch' is gre (Greek), and it reads as rus" in words
 
 
@@ -570,10 +570,10 @@ def test_a_language_that_the_text_contradicts_is_believed_and_said(make, text):
 def test_a_header_the_wrong_way_round_is_swapped_as_a_whole(make, text, tmp_path, columns):
     rows = [*pairs(text, "fra", "eng"), *((f"Paris {i} km", f"London {i} km") for i in range(9))]
     put(make.folder / "a.tsv", [("en", "fr"), *rows])
-    made = make("a.tsv", columns=columns)
-    assert made.files[0].rows == len(rows)
-    assert any("column 'en' reads as fra" in note or "swapped back as a whole" in note for note in made.notes)
-    assert not any("rows have" in note for note in made.notes)
+    result = make("a.tsv", columns=columns)
+    assert result.files[0].rows == len(rows)
+    assert any("column 'en' reads as fra" in note or "swapped back as a whole" in note for note in result.notes)
+    assert not any("rows have" in note for note in result.notes)
     head, *lines = next((tmp_path / "own_data").glob("train*")).read_text(encoding="utf-8").splitlines()
     assert {tuple(line.split("\t")[:: 1 if head == "fra\teng" else -1]) for line in lines} <= set(rows)
 
@@ -581,8 +581,8 @@ def test_a_header_the_wrong_way_round_is_swapped_as_a_whole(make, text, tmp_path
 def test_rows_of_a_mixed_column_that_nobody_can_tell_are_counted(make, text):
     rows = [row[::-1] if i % 3 == 0 else row for i, row in enumerate(pairs(text, "fra", "eng"))]
     put(make.folder / "a.tsv", [("fr", "en"), *rows, *((f"{i} km", f"{i} km/h") for i in range(9))])
-    said = ("rows have fra and eng swapped", "9 rows could not be judged")
-    assert any(all(words in note for words in said) for note in make("a.tsv").notes)
+    phrases = ("rows have fra and eng swapped", "9 rows could not be judged")
+    assert any(all(words in note for words in phrases) for note in make("a.tsv").notes)
 
 
 def put_sheet(path, rows):
@@ -600,9 +600,9 @@ def test_a_header_below_a_title_is_no_row_and_neither_is_its_repetition(make, te
         put_sheet(path, table)
     else:
         put(path, table, *(("\t",) if ending == "tsv" else (",", "utf-8", csv.QUOTE_MINIMAL)))
-    made = make(path.name)
-    assert (made.files[0].columns, made.files[0].rows) == ({"fra": "fr", "eng": "en"}, ROWS)
-    assert made.files[0].left_out == {"repeated header": 1}
+    result = make(path.name)
+    assert (result.files[0].columns, result.files[0].rows) == ({"fra": "fr", "eng": "en"}, ROWS)
+    assert result.files[0].left_out == {"repeated header": 1}
     assert {tuple(row) for part in split_rows(tmp_path).values() for row in part} <= set(rows)
 
 
@@ -624,8 +624,8 @@ def test_a_few_quotation_marks_that_are_not_escaped_cost_their_rows_alone(make, 
     for i in range(5, 50, 9):
         lines[i] = lines[i].replace('"', '"Il dit "oui" ', 1)
     (make.folder / f"a.{ending}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    made = make(f"a.{ending}")
-    assert (made.files[0].rows, made.files[0].left_out) == (ROWS - 5, {"not CSV": 5})
+    result = make(f"a.{ending}")
+    assert (result.files[0].rows, result.files[0].left_out) == (ROWS - 5, {"not CSV": 5})
     assert {tuple(row) for part in split_rows(tmp_path).values() for row in part} <= set(rows)
 
 
@@ -633,9 +633,9 @@ def test_a_pair_of_too_few_rows_is_left_out_and_the_others_stay(make, text):
     rows = [(fra, eng, "fr", "en") for fra, eng in pairs(text, "fra", "eng")[:200]]
     rows += [(rus, eng, "ru", "en") for rus, eng in pairs(text, "rus", "eng")[200:230]]
     put(make.folder / "a.tsv", [("source", "target", "source_lang", "target_lang"), *rows])
-    made = make("a.tsv")
-    assert set(made.splits) == {"fra-eng"}
-    assert any("rus-eng: 30 different rows" in note and "at least 100" in note for note in made.notes)
+    result = make("a.tsv")
+    assert set(result.splits) == {"fra-eng"}
+    assert any("rus-eng: 30 different rows" in note and "at least 100" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(("columns", "tags"), [({}, False), ({"fra": "fra", "eng": "eng"}, True)])
@@ -645,19 +645,19 @@ def test_many_rows_in_another_language_are_left_out_counted_and_said(make, text,
     rows += [(rus, eng, "ru", "en") for rus, eng in pairs(text, "rus", "eng")[120 : 120 + others]]
     width = 4 if tags else 2
     put(make.folder / "a.tsv", [row[:width] for row in [("fra", "eng", "lang1", "lang2"), *rows]])
-    made = make("a.tsv", columns=columns)
-    assert (made.files[0].rows, made.files[0].left_out) == (120, {"in another language": others})
+    result = make("a.tsv", columns=columns)
+    assert (result.files[0].rows, result.files[0].left_out) == (120, {"in another language": others})
     words = ("fra reads as rus", f"; {others} of {len(rows)} rows left")
-    assert sum(all(each in note for each in words) for note in made.notes) == (others / len(rows) > 0.4)
+    assert sum(all(each in note for each in words) for note in result.notes) == (others / len(rows) > 0.4)
 
 
 def test_rows_that_are_wrong_on_both_sides_are_counted_once(make, text):
     rows = pairs(text, "fra", "eng")[:120] + pairs(text, "rus", "kor")[120:]
     others = len(rows) - 120
     put(make.folder / "a.tsv", [("fra", "eng"), *rows])
-    made = make("a.tsv", columns={"fra": "fra", "eng": "eng"})
-    assert made.files[0].left_out == {"in another language": others}
-    (note,) = [note for note in made.notes if "reads as" in note]
+    result = make("a.tsv", columns={"fra": "fra", "eng": "eng"})
+    assert result.files[0].left_out == {"in another language": others}
+    (note,) = [note for note in result.notes if "reads as" in note]
     assert "fra reads as rus" in note
     assert f"and eng reads as kor {others / len(rows):.0%}; {others} of {len(rows)} rows left out" in note
 
@@ -675,9 +675,9 @@ def test_a_few_rows_with_odd_tags_are_counted_and_cost_no_other_row(make, text, 
     rows += [(rus, eng, "ru", "en") for rus, eng in pairs(text, "rus", "eng")[120:]]
     odd = [(text["eng"][0], text["eng"][0], *tags), (text["eng"][1], text["eng"][1], *tags)]
     put(make.folder / "a.tsv", [("a", "b", "lang1", "lang2"), *odd, *rows])
-    made = make("a.tsv")
-    assert [(set(file.columns), file.rows) for file in made.files] == [({"fra", "eng"}, 120), ({"eng", "rus"}, 120)]
-    assert made.files[0].left_out == {"no two languages" if all(tags) else "empty side": 2}
+    result = make("a.tsv")
+    assert [(set(file.columns), file.rows) for file in result.files] == [({"fra", "eng"}, 120), ({"eng", "rus"}, 120)]
+    assert result.files[0].left_out == {"no two languages" if all(tags) else "empty side": 2}
 
 
 def zipped(content):

@@ -348,12 +348,12 @@ def test_a_new_champion_takes_over_and_no_request_fails(registry, folders):
             register(cluster.mlflow, "m", folders[1], run, "champion", {}, replaces="1")
             wait_until(lambda: model.version == "2", "the new champion serves")
             last = post(url, "/embed", inputs=TEXTS)
-            named = post(url, "/v1/embeddings", input="a")
+            response = post(url, "/v1/embeddings", input="a")
             figures = requests.get(f"{url}/metrics", timeout=PATIENCE_S).text
         finally:
             ended.set()
     assert np.allclose(last.json(), second, atol=1e-6)
-    assert last.headers["x-model-version"] == named.headers["x-model-version"] == "2"
+    assert last.headers["x-model-version"] == response.headers["x-model-version"] == "2"
     assert 'babeltune_serve_model_version{model="m@champion"} 2.0' in figures
     assert {answer.status_code for answer in answers} == {200}
     of_first = [np.allclose(answer.json(), first, atol=1e-6) for answer in answers]

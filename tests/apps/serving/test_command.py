@@ -40,11 +40,11 @@ def test_sigterm_ends_it_with_0_after_the_requests_in_flight(tmp_path):
                     answer += part
             assert answer.startswith(b"HTTP/1.1 200")
             assert len(json.loads(answer.partition(b"\r\n\r\n")[2])) == 2
-            said, words = process.communicate(timeout=PATIENCE_S)
+            output, words = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
     assert process.returncode == 0, words
-    assert json.loads(said) == {"url": f"http://127.0.0.1:{port}", "models": [BUNDLED]}
+    assert json.loads(output) == {"url": f"http://127.0.0.1:{port}", "models": [BUNDLED]}
     assert "Traceback" not in words
 
 

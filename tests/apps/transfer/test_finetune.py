@@ -47,18 +47,18 @@ def test_a_words_first_token_alone_counts_and_no_word_is_lost(folder, max_tokens
     _, tokenizer, _ = load_encoder_with_head(folder, "pos", max_tokens)
     examples = tagged(*SENTENCES)
     pieces = encode(tokenizer, examples, "pos", max_tokens)
-    found = {row: [] for row in range(3)}
+    words_of_row = {row: [] for row in range(3)}
     for piece in pieces:
         ids = piece.inputs["input_ids"]
         assert len(ids) <= max_tokens
-        counted = [(ids[i], label) for i, label in enumerate(piece.labels) if label != IGNORED]
-        assert len(counted) == len(piece.words)
-        for word, (token, label) in zip(piece.words, counted, strict=True):
+        labelled = [(ids[i], label) for i, label in enumerate(piece.labels) if label != IGNORED]
+        assert len(labelled) == len(piece.words)
+        for word, (token, label) in zip(piece.words, labelled, strict=True):
             text = examples.inputs[piece.example][word]
             first = (tokenizer(text, add_special_tokens=False)["input_ids"] or [tokenizer.unk_token_id])[0]
             assert (token, label) == (first, examples.labels[piece.example][word])
-            found[piece.example].append(word)
-    assert found == {row: list(range(len(words))) for row, words in enumerate(SENTENCES)}
+            words_of_row[piece.example].append(word)
+    assert words_of_row == {row: list(range(len(words))) for row, words in enumerate(SENTENCES)}
     assert len(pieces) > 3
 
 
@@ -71,8 +71,8 @@ def test_the_loss_is_the_mean_cross_entropy_over_labelled_tokens(labels):
         for values, label in zip(row, numbers, strict=True):
             if label != IGNORED:
                 terms.append(math.log(sum(map(math.exp, values))) - values[label])
-    found = float(loss_of(logits, torch.tensor(labels)))
-    assert found == pytest.approx(sum(terms) / len(terms)) if terms else math.isnan(found)
+    loss = float(loss_of(logits, torch.tensor(labels)))
+    assert loss == pytest.approx(sum(terms) / len(terms)) if terms else math.isnan(loss)
 
 
 def test_padding_and_continuations_change_no_loss(folder):
@@ -86,8 +86,8 @@ def test_padding_and_continuations_change_no_loss(folder):
         return loss_of(model(**inputs).logits, labels).item(), int((labels != IGNORED).sum())
 
     alone = [losses([piece]) for piece in pieces]
-    together, counted = losses(pieces)
-    assert counted == 6
+    together, count = losses(pieces)
+    assert count == 6
     assert together == pytest.approx(sum(loss * n for loss, n in alone) / 6, rel=1e-5)
 
 
@@ -95,10 +95,10 @@ def test_padding_and_continuations_change_no_loss(folder):
 def test_the_head_stands_on_the_exported_encoder(folder, task):
     model, *_ = load_encoder_with_head(folder, task, 40)
     exported = AutoModel.from_pretrained(folder).state_dict()
-    own = {name.removeprefix(f"{model.base_model_prefix}."): value for name, value in model.state_dict().items()}
+    state = {name.removeprefix(f"{model.base_model_prefix}."): value for name, value in model.state_dict().items()}
     shared = [name for name in exported if "pooler" not in name]
     assert len(shared) > 10
-    assert all(torch.equal(exported[name], own[name]) for name in shared)
+    assert all(torch.equal(exported[name], state[name]) for name in shared)
 
 
 def test_what_cannot_be_fine_tuned_is_refused(folder, tmp_path):
@@ -142,16 +142,11 @@ def test_it_learns_repeats_and_depends_on_the_seed(folder):
 
 def test_the_epoch_that_is_best_on_dev_is_scored(folder, tmp_path):
     examples = learnable(tmp_path / "train.tsv")
-    kept = finetune.transfer(
-        folder,
-        "pawsx",
-        examples,
-        {"en": examples},
-        FineTuning(epochs=4, learning_rate=1e-2, max_tokens=40),
-        dev=examples,
+    outcome = finetune.transfer(
+        folder, "pawsx", examples, {"en": examples}, Settings(epochs=4, learning_rate=1e-2, max_tokens=40), dev=examples
     )
-    assert len(kept.dev) == 4
-    assert kept.scores["en"]["accuracy"] == max(kept.dev)
+    assert len(outcome.dev) == 4
+    assert outcome.scores["en"]["accuracy"] == max(outcome.dev)
     torch.manual_seed(0)
     model, tokenizer, _ = load_encoder_with_head(folder, "pawsx", 40)
     pieces, states = encode(tokenizer, examples, "pawsx", 40), []

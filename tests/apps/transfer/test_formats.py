@@ -46,19 +46,19 @@ def test_xnlis_release_holds_all_languages_in_one_file(tmp_path):
 
 def test_xnlis_training_set_spells_a_label_otherwise(tmp_path):
     text = "premise\thypo\tlabel\nA b .\tC d .\tcontradictory\nE .\tF .\tneutral\n"
-    found = read_examples(written(tmp_path / "multinli.train.en.tsv", text), "xnli", "en")
-    assert named("xnli", found) == [("contradiction",), ("neutral",)]
+    examples = read_examples(written(tmp_path / "multinli.train.en.tsv", text), "xnli", "en")
+    assert named("xnli", examples) == [("contradiction",), ("neutral",)]
 
 
 def test_xtremes_parts_of_speech_and_pairs_have_no_header_and_its_line_ends(tmp_path):
-    found = read_examples(written(tmp_path / "dev-en.tsv", "#\tSYM\nThe\tDET\ncat\tNOUN\n\nIt\tPRON"), "pos", "en")
-    assert found.inputs == [("#", "The", "cat"), ("It",)]
-    assert named("pos", found) == [("SYM", "DET", "NOUN"), ("PRON",)]
+    examples = read_examples(written(tmp_path / "dev-en.tsv", "#\tSYM\nThe\tDET\ncat\tNOUN\n\nIt\tPRON"), "pos", "en")
+    assert examples.inputs == [("#", "The", "cat"), ("It",)]
+    assert named("pos", examples) == [("SYM", "DET", "NOUN"), ("PRON",)]
     path = tmp_path / "dev-fr.tsv"
     path.write_bytes(gzip.compress(b"Il dort.\tIl court.\tcontradiction\r\nA.\tB.\tentailment\r\n"))
-    found = read_examples(str(path), "xnli", "fr")
-    assert found.inputs == [("Il dort.", "Il court."), ("A.", "B.")]
-    assert named("xnli", found) == [("contradiction",), ("entailment",)]
+    examples = read_examples(str(path), "xnli", "fr")
+    assert examples.inputs == [("Il dort.", "Il court."), ("A.", "B.")]
+    assert named("xnli", examples) == [("contradiction",), ("entailment",)]
 
 
 def test_xtremes_test_files_without_labels_are_refused_by_name(tmp_path):
@@ -73,9 +73,9 @@ def test_xtremes_test_files_without_labels_are_refused_by_name(tmp_path):
 def test_paws_x_has_an_id_and_a_header(tmp_path):
     text = "id\tsentence1\tsentence2\tlabel\n1\tA b.\tB a.\t0\n2\tC.\tC!\t1\n"
     for name in ("translated_train.tsv", "test_2k.tsv"):
-        found = read_examples(written(tmp_path / name, text), "pawsx", "de")
-        assert found.inputs == [("A b.", "B a."), ("C.", "C!")]
-        assert named("pawsx", found) == [("0",), ("1",)]
+        examples = read_examples(written(tmp_path / name, text), "pawsx", "de")
+        assert examples.inputs == [("A b.", "B a."), ("C.", "C!")]
+        assert named("pawsx", examples) == [("0",), ("1",)]
 
 
 def test_a_broken_row_stops_or_is_counted(tmp_path):
@@ -84,9 +84,9 @@ def test_a_broken_row_stops_or_is_counted(tmp_path):
     words = r"train\.tsv:2: column count: 2 columns.*or leave such rows out with --on-error"
     with pytest.raises(DataError, match=words):
         read_examples(path, "xnli", "en")
-    found = read_examples(path, "xnli", "en", drop=True)
-    assert found.dropped == {"column count": 1, "empty side": 1, "no gold label": 1}
-    assert len(found) == 61
+    examples = read_examples(path, "xnli", "en", drop=True)
+    assert examples.dropped == {"column count": 1, "empty side": 1, "no gold label": 1}
+    assert len(examples) == 61
     empty = written(tmp_path / "none.tsv", "E.\tF.\t-\n")
     with pytest.raises(DataError, match="no rows left; dropped: 1 no gold label"):
         read_examples(empty, "xnli", "en", drop=True)
@@ -104,11 +104,11 @@ def test_an_unknown_label_is_always_an_error(tmp_path, drop):
 
 def test_pan_x_has_its_language_before_each_token(tmp_path):
     text = "fr:Paris\tB-LOC\nfr::\tO\nfr:12:30\tO\n\nfr:ONU\tB-ORG\n\n"
-    found = read_examples(written(tmp_path / "test", text), "ner", "fr")
-    assert found.inputs == [("Paris", ":", "12:30"), ("ONU",)]
-    assert named("ner", found) == [("B-LOC", "O", "O"), ("B-ORG",)]
+    examples = read_examples(written(tmp_path / "test", text), "ner", "fr")
+    assert examples.inputs == [("Paris", ":", "12:30"), ("ONU",)]
+    assert named("ner", examples) == [("B-LOC", "O", "O"), ("B-ORG",)]
     plain = written(tmp_path / "dev-fr.tsv", text.replace("fr:", ""))
-    assert read_examples(plain, "ner", "fr").inputs == found.inputs
+    assert read_examples(plain, "ner", "fr").inputs == examples.inputs
 
 
 def test_a_sentence_with_a_broken_line_goes_as_a_whole(tmp_path):
@@ -116,9 +116,9 @@ def test_a_sentence_with_a_broken_line_goes_as_a_whole(tmp_path):
     path = written(tmp_path / "test", text)
     with pytest.raises(DataError, match=r"test:4: language: 'C' does not begin with 'fr:'"):
         read_examples(path, "ner", "fr")
-    found = read_examples(path, "ner", "fr", drop=True)
-    assert found.inputs == [("A",), *[("F",)] * 60]
-    assert found.dropped == {"language": 1, "column count": 1, "empty token": 1}
+    examples = read_examples(path, "ner", "fr", drop=True)
+    assert examples.inputs == [("A",), *[("F",)] * 60]
+    assert examples.dropped == {"language": 1, "column count": 1, "empty token": 1}
     (tmp_path / "bytes").write_bytes(b"A\tO\n\xff\tO\n" + b"\nB\tO\n" * 20)
     assert read_examples(str(tmp_path / "bytes"), "ner", "fr", drop=True).dropped == {"not UTF-8": 1}
 
@@ -138,12 +138,12 @@ def test_conll_u_with_fused_forms_and_empty_nodes(tmp_path):
         ("3-4", "al", "_", "_"), (3, "a", "ADP", 5), (4, "el", "DET", 5), (5, "ma r", "NOUN", 1), ("", "", "", ""),
         (1, "می\u200cروم", "VERB", 0),
     )  # fmt: skip
-    found = read_examples(written(tmp_path / "es.conllu", text), "pos", "es")
-    assert found.inputs == [("Vámonos", "al", "mar"), ("میروم",)]
-    assert named("pos", found) == [("VERB", "ADP", "NOUN"), ("VERB",)]
+    examples = read_examples(written(tmp_path / "es.conllu", text), "pos", "es")
+    assert examples.inputs == [("Vámonos", "al", "mar"), ("میروم",)]
+    assert named("pos", examples) == [("VERB", "ADP", "NOUN"), ("VERB",)]
     near = conllu(("1-2", "ab", "_", "_"), (1, "a", "ADP", 2), (2, "b", "NOUN", 3), (3, "c", "VERB", 0))
-    found = read_examples(written(tmp_path / "x", near), "pos", "xx")
-    assert named("pos", found) == [("NOUN", "VERB")], "the part nearest to the root gives a fused form its tag"
+    examples = read_examples(written(tmp_path / "x", near), "pos", "xx")
+    assert named("pos", examples) == [("NOUN", "VERB")], "the part nearest to the root gives a fused form its tag"
 
 
 def test_what_is_broken_in_conll_u(tmp_path):

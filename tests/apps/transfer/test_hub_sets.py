@@ -54,32 +54,32 @@ def copy(tmp_path, monkeypatch):
     monkeypatch.setenv("BABELTUNE_DATA", str(tmp_path))
 
     def write(task, rows=None, features=None, languages=("en", "fr"), splits=("train",)):
-        found = overlay_of(task)
-        columns, own = LAYOUTS[task]
+        overlay = overlay_of(task)
+        columns, default_rows = LAYOUTS[task]
         columns, card = features or columns, ["---", "configs:"]
-        for subset in (found.subsets[language] for language in languages):
+        for subset in (overlay.subsets[language] for language in languages):
             card += [f"- config_name: {subset}", "  data_files:"]
             for split in splits:
-                file = tmp_path / found.dataset / subset / f"{split}-00000-of-00001.parquet"
+                file = tmp_path / overlay.dataset / subset / f"{split}-00000-of-00001.parquet"
                 file.parent.mkdir(parents=True, exist_ok=True)
-                values = {name: [row[place] for row in rows or own] for place, name in enumerate(columns)}
+                values = {name: [row[place] for row in rows or default_rows] for place, name in enumerate(columns)}
                 datasets.Dataset.from_dict(values, features=datasets.Features(columns)).to_parquet(file)
                 card += [f"  - split: {split}", f"    path: {subset}/{split}-*"]
-        (tmp_path / found.dataset / "README.md").write_text("\n".join([*card, "---", ""]), encoding="utf-8")
-        return found
+        (tmp_path / overlay.dataset / "README.md").write_text("\n".join([*card, "---", ""]), encoding="utf-8")
+        return overlay
 
     return write
 
 
 @pytest.mark.parametrize("task", LAYOUTS)
 def test_an_overlay_reads_the_hubs_layout_in_every_language(copy, task):
-    found = overlay_of(task)
-    *_, last = found.subsets
-    copy(task, languages=("en", last), splits=found.splits())
-    assert len(found.subsets) == LANGUAGES[task]
+    overlay = overlay_of(task)
+    *_, last = overlay.subsets
+    copy(task, languages=("en", last), splits=overlay.splits())
+    assert len(overlay.subsets) == LANGUAGES[task]
     inputs, labels = FOUND[task]
     for language, split in (("en", "train"), ("en", "validation"), (last, "test")):
-        part = read_part(found, language, split)
+        part = read_part(overlay, language, split)
         assert part.inputs == inputs
         assert [[LABELS[task][number] for number in row] for row in part.labels] == labels
 
@@ -98,26 +98,26 @@ def test_an_overlay_of_transfer_is_no_sweep_file():
 
 
 def test_rows_without_a_gold_label_or_words_are_counted(copy):
-    found = copy("xnli", rows=[["a cat", "a dog", 1], ["a cat", "who", -1]])
+    overlay = copy("xnli", rows=[["a cat", "a dog", 1], ["a cat", "who", -1]])
     with pytest.raises(DataError, match="no gold label"):
-        read_part(found, "en", "train")
-    assert read_part(found, "en", "train", drop=True).dropped == {"no gold label": 1}
-    found = copy("pos", rows=[[["the"], [5]], [[], []]])
-    assert read_part(found, "fr", "train", drop=True).dropped == {"no words": 1}
-    found = copy("ner", rows=[[["a", "b"], [0], ["en", "en"]]])
+        read_part(overlay, "en", "train")
+    assert read_part(overlay, "en", "train", drop=True).dropped == {"no gold label": 1}
+    overlay = copy("pos", rows=[[["the"], [5]], [[], []]])
+    assert read_part(overlay, "fr", "train", drop=True).dropped == {"no words": 1}
+    overlay = copy("ner", rows=[[["a", "b"], [0], ["en", "en"]]])
     with pytest.raises(DataError, match=r"PAN-X.fr train, row 0: label count"):
-        read_part(found, "fr", "train")
+        read_part(overlay, "fr", "train")
 
 
 def test_a_data_set_of_another_layout_is_named(copy):
     columns = {"premise": TEXT, "hypothesis": TEXT, "gold": TEXT}
-    found = copy("xnli", rows=[["a", "b", "neutral"]], features=columns)
+    overlay = copy("xnli", rows=[["a", "b", "neutral"]], features=columns)
     with pytest.raises(DataError, match="no column 'label'; columns: premise, hypothesis, gold"):
-        read_part(found, "en", "train")
+        read_part(overlay, "en", "train")
     columns = {"premise": TEXT, "hypothesis": TEXT, "label": TEXT}
-    found = copy("xnli", rows=[["a", "b", "neutrall"]], features=columns)
+    overlay = copy("xnli", rows=[["a", "b", "neutrall"]], features=columns)
     with pytest.raises(DataError, match="unknown label 'neutrall' for xnli; did you mean 'neutral'"):
-        read_part(found, "fr", "train")
+        read_part(overlay, "fr", "train")
 
 
 @pytest.mark.parametrize(

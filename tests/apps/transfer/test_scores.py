@@ -13,7 +13,7 @@ from babeltune.apps.transfer.scores import average, entity_spans, score, span_f1
 def entities_by_definition(tags):
     """Every stretch of words that is an entity by conlleval's rules, tried one by one."""
     kinds = [tag.partition("-")[2] for tag in tags]
-    found = []
+    spans = []
     for start, end in itertools.combinations(range(len(tags) + 1), 2):
         inside = tags[start:end]
         if "O" in inside or len(set(kinds[start:end])) > 1 or any(tag.startswith("B") for tag in inside[1:]):
@@ -22,8 +22,8 @@ def entities_by_definition(tags):
         begins = tags[start].startswith("B") or not before_is_same
         goes_on = end < len(tags) and tags[end] == f"I-{kinds[start]}"
         if begins and not goes_on:
-            found.append((start, end, kinds[start]))
-    return found
+            spans.append((start, end, kinds[start]))
+    return spans
 
 
 def chunks_by_seqeval(tags):
@@ -71,22 +71,22 @@ def test_chunks_of_parts_of_speech_are_seqevals(tags):
     st.lists(st.tuples(*[st.lists(st.sampled_from(LABELS["ner"]), min_size=4, max_size=4)] * 2), min_size=1, max_size=5)
 )
 def test_f1_counts_spans_over_all_sentences(rows):
-    gold, found = [list(side) for side in zip(*rows, strict=True)]
+    gold, predictions = [list(side) for side in zip(*rows, strict=True)]
     expected = {(i, *span) for i, tags in enumerate(gold) for span in entities_by_definition(tags)}
-    predicted = {(i, *span) for i, tags in enumerate(found) for span in entities_by_definition(tags)}
+    predicted = {(i, *span) for i, tags in enumerate(predictions) for span in entities_by_definition(tags)}
     right = len(expected & predicted)
     precision = right / len(predicted) if predicted else 0.0
     recall = right / len(expected) if expected else 0.0
     f1 = 2 * precision * recall / (precision + recall) if right else 0.0
-    scores = score("ner", gold, found)
+    scores = score("ner", gold, predictions)
     assert scores == pytest.approx({"f1": f1, "precision": precision, "recall": recall, "accuracy": scores["accuracy"]})
     words = [a == b for left, right_ in rows for a, b in zip(left, right_, strict=True)]
     assert scores["accuracy"] == pytest.approx(sum(words) / len(words))
 
 
 def test_the_f1_of_parts_of_speech_is_not_their_accuracy():
-    gold, found = [["NOUN", "NOUN", "VERB"]], [["NOUN", "VERB", "VERB"]]
-    scores = score("pos", gold, found)
+    gold, predictions = [["NOUN", "NOUN", "VERB"]], [["NOUN", "VERB", "VERB"]]
+    scores = score("pos", gold, predictions)
     assert scores["accuracy"] == pytest.approx(2 / 3)
     assert scores["f1"] == 0.0
 

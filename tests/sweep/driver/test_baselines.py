@@ -44,11 +44,11 @@ def mine(tiny, tmp_path):
 def test_a_baseline_has_the_scores_of_the_model_alone_with_size_and_speed(tiny):
     _, prepared = tiny
     seen = []
-    found = bought_scores(BUNDLED, prepared, lambda *far: seen.append(far))
+    scores = bought_scores(BUNDLED, prepared, lambda *far: seen.append(far))
     alone = score(str(model_folder(BUNDLED, None, setting="baselines")), dev_texts(prepared), "dev")
-    assert {name: found[name] for name in alone} == pytest.approx(alone, abs=1e-5)
-    assert found["model/parameters"] == 22_713_216
-    assert found["model/sentences_per_second"] > 0
+    assert {name: scores[name] for name in alone} == pytest.approx(alone, abs=1e-5)
+    assert scores["model/parameters"] == 22_713_216
+    assert scores["model/sentences_per_second"] > 0
     assert [done for done, _ in seen] == [*range(0, seen[0][1], 64)], "each batch of sentences is counted"
 
 
@@ -59,21 +59,21 @@ def test_a_baseline_is_a_row_that_is_scored_once_and_wins_nothing(copied, mine):
     from babeltune.data.prepared import read_prepared
 
     prepared = read_prepared(folder.prepared)
-    said, sentences = [], len({text for task in prepared.tasks for text in task.texts_of("student")})
+    stages, sentences = [], len({text for task in prepared.tasks for text in task.texts_of("student")})
     with_one = replace(sweep, baselines=(str(mine),))
-    score_baselines(with_one, prepared, folder, lambda *stage: said.append(stage))
-    assert {what for what, _, _ in said} == {"scoring mine"}, "the untrained student is not scored again"
-    assert said[0][1:] == (0, sentences)
-    assert said[-1][1:] == (sentences, sentences)
-    before_again = len(said)
-    found = folder.baselines()
-    assert {name: found[name] for name in before} == before
+    score_baselines(with_one, prepared, folder, lambda *stage: stages.append(stage))
+    assert {what for what, _, _ in stages} == {"scoring mine"}, "the untrained student is not scored again"
+    assert stages[0][1:] == (0, sentences)
+    assert stages[-1][1:] == (sentences, sentences)
+    before_again = len(stages)
+    baselines = folder.baselines()
+    assert {name: baselines[name] for name in before} == before
     alone = score(str(mine), dev_texts(prepared), "dev")
-    assert {name: found["mine"][name] for name in alone} == pytest.approx(alone, abs=1e-5)
+    assert {name: baselines["mine"][name] for name in alone} == pytest.approx(alone, abs=1e-5)
     assert "mine" in [row.name for row in leaderboard(folder)]
     assert winner(folder).name == best
-    score_baselines(with_one, prepared, folder, lambda *stage: said.append(stage))
-    assert len(said) == before_again
+    score_baselines(with_one, prepared, folder, lambda *stage: stages.append(stage))
+    assert len(stages) == before_again
     score_baselines(replace(sweep, baselines=()), prepared, folder)
     assert folder.baselines() == before, "a baseline that the sweep names no more is no row"
 

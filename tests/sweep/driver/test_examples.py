@@ -147,8 +147,8 @@ def test_a_report_makes_the_examples_that_the_sweeps_end_did_not(command, copied
     code, _, err = command("report", folder.id)
     assert code == 0
     assert "making the examples of translations, which this sweep lacks (they took longer than 60 s)" in err
-    made = read_examples(folder)
-    assert (made.missing, made.trial) == ("", winner(folder).name)
+    stored = read_examples(folder)
+    assert (stored.missing, stored.trial) == ("", winner(folder).name)
     page = (folder.path / "report.html").read_text(encoding="utf-8")
     assert "Cosines of translations" in page
     code, _, err = command("report", folder.id)

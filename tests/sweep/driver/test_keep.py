@@ -114,15 +114,15 @@ def test_a_stopped_trial_keeps_its_optimizer_and_an_ended_one_does_not(copied):
     ended = {"number": int(second[1:]), "event": "end"}
     rewrite_ledger(folder, lambda line: {**ended, "event": "stop"} if ended.items() <= line.items() else line)
     policy_of(copied, optimizer=False).catch_up()
-    kept = {path.parts[-4] for path in folder.path.rglob(OPTIMIZER)}
-    assert kept == {second}
+    trials = {path.parts[-4] for path in folder.path.rglob(OPTIMIZER)}
+    assert trials == {second}
     assert all(is_good(path) for path in folder.trial(int(best[1:])).glob("checkpoints/0*"))
 
 
 def test_keep_decides_no_result_so_a_sweep_keeps_its_id(tiny_file):
-    asked = read_sweep(tiny_file, assignments=["keep.trials=3", "keep.optimizer=false"])
-    assert asked.keep == Keep(trials=3, optimizer=False)
-    assert sweep_id(asked) == sweep_id(read_sweep(tiny_file))
+    keeping = read_sweep(tiny_file, assignments=["keep.trials=3", "keep.optimizer=false"])
+    assert keeping.keep == Keep(trials=3, optimizer=False)
+    assert sweep_id(keeping) == sweep_id(read_sweep(tiny_file))
 
 
 @pytest.mark.long

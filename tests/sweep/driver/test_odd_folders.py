@@ -49,8 +49,8 @@ def test_a_sweep_runs_and_its_model_is_promoted_whatever_its_folder_is_called(ra
     assert promote(None, cluster).verdict == "tie"
     with tracking(cluster.mlflow, artifact_folder(cluster.mlflow), storage) as uri:
         client = open_client(uri)
-        (known,) = [each for each in client.search_experiments() if each.name == sweep.name]
-        assert len(client.search_runs([known.experiment_id])) == 1 + 2 + 2, "a sweep, its baselines and trials"
+        (experiment,) = [each for each in client.search_experiments() if each.name == sweep.name]
+        assert len(client.search_runs([experiment.experiment_id])) == 1 + 2 + 2, "a sweep, its baselines and trials"
         run = client.create_run(client.create_experiment("by-hand"))
         client.log_text(run.info.run_id, "kept", "words.txt")
     assert [path.read_text() for path in (storage / "artifacts").rglob("words.txt")] == ["kept"]

@@ -204,8 +204,8 @@ def test_the_runs_record_settings_data_digests_overlaps_and_versions(searched):
     for run in (parent, children["t0002"]):
         assert run.data.tags["data"] == prepared["digest"]
     assert json.loads(parent.data.tags["babeltune.digests"]) == prepared["digests"]
-    kept = Path(client.download_artifacts(parent.info.run_id, "corpus.json"))
-    corpus = json.loads(kept.read_text(encoding="utf-8"))
+    artifact = Path(client.download_artifacts(parent.info.run_id, "corpus.json"))
+    corpus = json.loads(artifact.read_text(encoding="utf-8"))
     assert corpus["overlap"]["natural"].keys() == prepared["counts"]["overlap"]["natural"].keys()
     assert corpus["rows"] == prepared["counts"]["rows"]
     assert len(parent.data.tags) < 60, "more sets of text bring no more tags"
@@ -548,12 +548,12 @@ def test_a_stop_is_noticed_while_another_sweep_holds_the_cluster(copied, monkeyp
     sweep, _, cluster = copied
     sweep, cluster = on_one_worker(with_trials(sweep, 5), cluster)
     for seed, waiting in ((7, "scoring the untrained student"), (sweep.seed, "the cluster has no room")):
-        asked = replace(sweep, seed=seed)
-        folder = SweepFolder(cluster.folder / "sweeps" / sweep_id(asked))
+        second = replace(sweep, seed=seed)
+        folder = SweepFolder(cluster.folder / "sweeps" / sweep_id(second))
         noticed = functools.partial(lambda folder, words: words in read_log(folder), folder, waiting)
         with all_cpus_held():
             stopping = when(noticed, folder.stop_request.touch)
-            assert submit(asked, cluster).state() == "stopped"
+            assert submit(second, cluster).state() == "stopped"
         stopping.join(PATIENCE_S)
     _, parent, _ = runs_of(folder)
     assert parent.info.status == "KILLED"
@@ -564,8 +564,8 @@ def test_a_sweep_whose_nodes_do_not_come_is_stopped_or_ends_in_words(copied):
     sweep, folder, cluster = copied
     more = replace(sweep, budget=replace(sweep.budget, trials=5, workers=64))
 
-    asked = "waiting for nodes: asked for 64 × {CPU: 1}"
-    stopping = when(lambda: asked in read_log(folder), folder.stop_request.touch)
+    line = "waiting for nodes: asked for 64 × {CPU: 1}"
+    stopping = when(lambda: line in read_log(folder), folder.stop_request.touch)
     submit(more, replace(cluster, nodes_within=600.0))
     stopping.join()
     assert folder.state() == "stopped"
@@ -680,7 +680,7 @@ def test_two_groups_of_two_train_the_same_weights_although_a_worker_of_one_is_ki
                 else:
                     assert message.end == TrialEnd("finished")
                     running.remove(name)
-            if all(made == [1] for made in reports.values()):
+            if all(numbers == [1] for numbers in reports.values()):
                 children = psutil.Process().children(recursive=True)
                 ranks = [p for p in children if command_line(p)[:1] == ["ray::RayTrainWorker"]]
                 assert len(ranks) == 4

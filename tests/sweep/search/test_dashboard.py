@@ -32,16 +32,16 @@ def answer(copied, tmp_path):
 def test_the_study_opens_in_optuna_dashboard_with_its_trials_settings_and_best_one(copied, answer):
     _, folder, _ = copied
     (study,) = answer("/api/studies")["study_summaries"]
-    found = answer(f"/api/studies/{study['study_id']}")
-    assert found["directions"] == ["maximize"]
-    states = {f"t{trial['number']:04d}": trial["state"] for trial in found["trials"]}
+    record = answer(f"/api/studies/{study['study_id']}")
+    assert record["directions"] == ["maximize"]
+    states = {f"t{trial['number']:04d}": trial["state"] for trial in record["trials"]}
     assert states == {"t0000": "Complete", "t0001": "Fail", "t0002": "Complete", "t0003": "Complete"}
-    for trial in found["trials"]:
+    for trial in record["trials"]:
         settings = {each["name"]: each["param_external_value"] for each in trial["params"]}
         recorded = read_of_trial(folder.trial(trial["number"]), "trial.json")["params"]
         assert settings == {name: str(value) for name, value in recorded.items()}
-    assert {each["name"] for each in found["union_search_space"]} == {"temperature", "training.learning_rate"}
+    assert {each["name"] for each in record["union_search_space"]} == {"temperature", "training.learning_rate"}
     best = max(row.metrics["dev/everyday/accuracy"] for row in leaderboard(folder) if row.best is not None)
-    assert max(trial["values"][0] for trial in found["best_trials"]) <= best
-    curves = [trial["intermediate_values"] for trial in found["trials"] if trial["state"] == "Complete"]
+    assert max(trial["values"][0] for trial in record["best_trials"]) <= best
+    curves = [trial["intermediate_values"] for trial in record["trials"] if trial["state"] == "Complete"]
     assert all(len(curve) == 2 for curve in curves), "a value at each report"

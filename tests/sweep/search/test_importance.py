@@ -22,25 +22,25 @@ PARAMETERS = {
 
 def trials(count, value):
     draw = random.Random(0)
-    found = []
+    scored = []
     for _ in range(count):
         params = {"temperature": 10 ** draw.uniform(-2, 0), "width": draw.randint(1, 100), "method": draw.choice("ab")}
-        found.append(Scored(params={**params, "fixed": 3, "one": "only"}, value=value(params)))
-    return found
+        scored.append(Scored(params={**params, "fixed": 3, "one": "only"}, value=value(params)))
+    return scored
 
 
 @pytest.mark.parametrize("goal", ["maximize", "minimize"])
 def test_the_setting_that_decides_the_value_comes_first(goal):
-    found = parameter_importance(PARAMETERS, trials(60, lambda params: params["width"] ** 2), goal)
-    assert next(iter(found)) == "width"
-    assert found["width"] > 0.6
-    assert sum(found.values()) == pytest.approx(1)
-    assert found.keys() == {"temperature", "width", "method"}, "what has one value is left out"
+    importance = parameter_importance(PARAMETERS, trials(60, lambda params: params["width"] ** 2), goal)
+    assert next(iter(importance)) == "width"
+    assert importance["width"] > 0.6
+    assert sum(importance.values()) == pytest.approx(1)
+    assert importance.keys() == {"temperature", "width", "method"}, "what has one value is left out"
 
 
 def test_a_choice_that_decides_comes_first():
-    found = parameter_importance(PARAMETERS, trials(60, lambda params: float(params["method"] == "b")), "maximize")
-    assert next(iter(found)) == "method"
+    importance = parameter_importance(PARAMETERS, trials(60, lambda params: float(params["method"] == "b")), "maximize")
+    assert next(iter(importance)) == "method"
 
 
 def without_width(params):

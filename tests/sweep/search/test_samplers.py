@@ -38,14 +38,14 @@ def suggest_of(sweep):
 def proposed(folder, sweep, count, values=lambda params: [1.0]):
     """Asks and tells one by one: by a new searcher each time, as if the sweep was resumed before every trial."""
     folder.mkdir(exist_ok=True)
-    found, ledger = [], Ledger(folder / LEDGER)
+    proposals, ledger = [], Ledger(folder / LEDGER)
     for _ in range(count):
         number, params = Proposals(sweep, suggest_of(sweep), lines=ledger.lines).ask()
-        assert number == len(found)
-        found.append(params)
+        assert number == len(proposals)
+        proposals.append(params)
         ledger.add("propose", number, params=params)
         ledger.add_end(number, "COMPLETE", values(params), TrialEnd("finished"))
-    return found
+    return proposals
 
 
 def test_a_grid_is_every_combination_whose_conditions_hold():
@@ -86,24 +86,24 @@ def goals(params):
 
 def test_nsga2_proposes_the_same_after_a_stop_and_from_the_recorded_order(tmp_path):
     sweep = two_goals()
-    found = proposed(tmp_path / "a", sweep, 12, goals)
+    settings = proposed(tmp_path / "a", sweep, 12, goals)
     proposals = Proposals(sweep, suggest_of(sweep))
     again = []
     for _ in range(12):
         number, params = proposals.ask()
         again.append(params)
         proposals.tell(number, TrialState.COMPLETE, goals(params))
-    assert found == again
+    assert settings == again
     lines = [
         line
-        for number, params in enumerate(found)
+        for number, params in enumerate(settings)
         for line in (
             {"event": "propose", "number": number, "params": params},
             {"event": "end", "number": number, "state": "COMPLETE", "values": goals(params)},
         )
     ]
-    assert replay(lines, sweep, suggest_of(sweep)) == dict(enumerate(found))
-    assert proposed(tmp_path / "c", two_goals(seed=1), 1, goals) != found[:1]
+    assert replay(lines, sweep, suggest_of(sweep)) == dict(enumerate(settings))
+    assert proposed(tmp_path / "c", two_goals(seed=1), 1, goals) != settings[:1]
 
 
 def test_nsga2_comes_nearer_to_the_front_than_chance():
@@ -141,18 +141,18 @@ CONDITIONAL = {
 def test_a_joint_model_proposes_the_same_after_every_stop(tmp_path, sampler):
     sweep = a_sweep(parameters=CONDITIONAL, sampler=sampler)
     score = lambda params: [params["x"] - params.get("tau", 0.5)]  # noqa: E731
-    found = proposed(tmp_path / "a", sweep, 9, score)
-    assert all(("tau" in params) == (params["kind"] == "b") for params in found)
-    assert {params["kind"] for params in found} == {"a", "b"}
+    proposals = proposed(tmp_path / "a", sweep, 9, score)
+    assert all(("tau" in params) == (params["kind"] == "b") for params in proposals)
+    assert {params["kind"] for params in proposals} == {"a", "b"}
     lines = [
         line
-        for number, params in enumerate(found)
+        for number, params in enumerate(proposals)
         for line in (
             {"event": "propose", "number": number, "params": params},
             {"event": "end", "number": number, "state": "COMPLETE", "values": score(params)},
         )
     ]
-    assert replay(lines, sweep, suggest_of(sweep)) == dict(enumerate(found))
+    assert replay(lines, sweep, suggest_of(sweep)) == dict(enumerate(proposals))
 
 
 UNIFORM = optuna.distributions.FloatDistribution(0, 1)
@@ -162,8 +162,8 @@ def a_study(values, directions=("maximize",)):
     """A study of finished trials with these values, and a running one."""
     study = optuna.create_study(directions=directions)
     study.add_trials(
-        optuna.create_trial(params={"x": index / len(values)}, distributions={"x": UNIFORM}, values=given)
-        for index, given in enumerate(values)
+        optuna.create_trial(params={"x": index / len(values)}, distributions={"x": UNIFORM}, values=value)
+        for index, value in enumerate(values)
     )
     study.ask()
     return study
@@ -278,9 +278,9 @@ def test_a_large_study_proposes_what_one_of_its_shown_trials_would(monkeypatch, 
 def test_tpe_finds_as_good_a_value_in_a_large_study_when_it_is_shown_few_trials(monkeypatch):
     monkeypatch.setattr(few_trials, "RECENT", 100)
     values = [[-abs(number / 400 - 0.3)] for number in range(400)]
-    found = []
+    best = []
     for seed in range(20):
         study = a_study(values)
         study.sampler = few_trials.FewTrialsSampler(optuna.samplers.TPESampler(seed=seed, constant_liar=True))
-        found.append(study.ask().suggest_float("x", 0, 1))
-    assert max(abs(x - 0.3) for x in found) < 0.1
+        best.append(study.ask().suggest_float("x", 0, 1))
+    assert max(abs(x - 0.3) for x in best) < 0.1

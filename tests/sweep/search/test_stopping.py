@@ -16,14 +16,14 @@ from toy_methods import toy_sweep
 
 def shown(rule, curves):
     """Shows the rule each curve to its end or until it stops it; the number of reports that each made."""
-    made = []
+    reports = []
     for number, curve in enumerate(curves):
         report = 0
         for report, value in enumerate(curve, 1):
             if rule.stops(number, report, value):
                 break
-        made.append(report)
-    return made
+        reports.append(report)
+    return reports
 
 
 def test_pasha_moves_its_last_rung_up_only_when_rankings_differ():
@@ -76,8 +76,8 @@ def test_where_a_report_leads_is_a_line_of_at_most_the_slope_of_one():
 @pytest.mark.parametrize("scheduler", [Halving(kind="pasha"), search.ExpectedRegret()])
 def test_a_primed_scheduler_follows_the_rule_of_its_kind(scheduler, goal):
     objective = Objective(metric="dev/score", goal=goal)
-    given = {"parameters": {}, "training": Training(reports=5), "scheduler": scheduler}
-    sweep = toy_sweep(objectives=(objective,), **given)
+    fields = {"parameters": {}, "training": Training(reports=5), "scheduler": scheduler}
+    sweep = toy_sweep(objectives=(objective,), **fields)
     sign = 1 if goal == "maximize" else -1
 
     def lines(number, last, reports=5):

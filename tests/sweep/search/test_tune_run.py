@@ -67,8 +67,12 @@ def one_group(pool):
 
 
 def a_sweep(**changes):
-    given = {"training": Training(reports=3), "scheduler": Halving(kind="none"), "sampler": PlainSampler(kind="random")}
-    return toy_sweep(**{**given, **changes})
+    defaults = {
+        "training": Training(reports=3),
+        "scheduler": Halving(kind="none"),
+        "sampler": PlainSampler(kind="random"),
+    }
+    return toy_sweep(**{**defaults, **changes})
 
 
 def suggest(trial):
@@ -93,12 +97,12 @@ class Events:
 
 def run(folder, pool, sweep, trials, events=None, assignment=None, stop=lambda: False):
     def make_assignment(number, params):
-        asked = assignment(number, params) if assignment else {}
-        return toy(folder / f"t{number:04d}", seed=number, value=params["x"], **asked)
+        settings = assignment(number, params) if assignment else {}
+        return toy(folder / f"t{number:04d}", seed=number, value=params["x"], **settings)
 
     stop = stop if isinstance(stop, StopSignal) else StopSignal(stop)
-    given = {"suggest": suggest, "callbacks": Callbacks(make_assignment, events or Events())}
-    return search(sweep, pool=pool, folder=folder, **given, trials=trials, stop=stop)
+    options = {"suggest": suggest, "callbacks": Callbacks(make_assignment, events or Events())}
+    return search(sweep, pool=pool, folder=folder, **options, trials=trials, stop=stop)
 
 
 def states(folder, sweep):
@@ -127,10 +131,10 @@ def test_asha_stops_the_worse_trials_and_optuna_calls_them_pruned(one_group, tmp
     events = Events()
     assert run(tmp_path, one_group, sweep, 6, events)
     trials = trials_in(tmp_path, sweep, suggest)
-    found = [trial.state.name for trial in trials]
+    state_names = [trial.state.name for trial in trials]
     assert [trial.params["x"] for trial in trials] == [point["x"] for point in points]
-    assert found[0] == found[4] == "COMPLETE"
-    assert found[3] == found[5] == "PRUNED"
+    assert state_names[0] == state_names[4] == "COMPLETE"
+    assert state_names[3] == state_names[5] == "PRUNED"
     assert trials[3].intermediate_values == {1: pytest.approx(0.1 / 3)}
     assert "asha" in trials[3].user_attrs["reason"]
     assert json.loads((tmp_path / "t0003" / "checkpoint.json").read_text())["index"] == 1
@@ -151,13 +155,13 @@ def test_a_verdict_on_the_report_of_a_stop_is_carried_out_on_resume(one_group, t
     points = tuple({"x": x, "kind": "a"} for x in (0.9, 0.8, 0.7, 0.1, 0.95, 0.05))
     sweep = a_sweep(scheduler=Halving(grace=1, reduction=3), sampler=PlainSampler(kind="random", points=points))
     run(tmp_path / "whole", one_group, sweep, 6)
-    asked, events = threading.Event(), Events()
+    stop, events = threading.Event(), Events()
 
     def listen(event, number, info):
         if (event, number) == ("report", 3):
-            asked.set()
+            stop.set()
 
-    assert not run(tmp_path / "cut", one_group, sweep, 6, listen, stop=asked.is_set)
+    assert not run(tmp_path / "cut", one_group, sweep, 6, listen, stop=stop.is_set)
     assert states(tmp_path / "cut", sweep)[3] == TrialState.RUNNING
     assert run(tmp_path / "cut", one_group, sweep, 6, events)
     assert states(tmp_path / "cut", sweep) == states(tmp_path / "whole", sweep)
@@ -190,7 +194,9 @@ def test_a_trial_without_a_finite_objective_fails_and_a_collapsed_one_is_pruned(
 
 def test_tune_forgets_the_figures_of_trials_that_have_ended(one_group, tmp_path, monkeypatch):
     ended, tune_run = [], tune.run
-    monkeypatch.setattr(tune, "run", lambda *given, **settings: ended.extend(tune_run(*given, **settings).trials))
+    monkeypatch.setattr(
+        tune, "run", lambda *arguments, **settings: ended.extend(tune_run(*arguments, **settings).trials)
+    )
     run(tmp_path, one_group, a_sweep(), 3, assignment=lambda number, _: {"nan": 2} if number == 1 else {})
     assert len(ended) == 3
     assert all(trial.last_result for trial in ended)
@@ -210,17 +216,17 @@ def test_a_sweep_whose_trials_all_fail_stops_and_names_the_reasons(one_group, tm
 
 
 def test_a_sweep_that_gave_up_says_so_although_tune_cannot_keep_its_own_state(one_group, tmp_path, monkeypatch):
-    kept = []
+    troubles = []
 
     def refuse(self, *_, **__):
-        kept.append(self.trouble)
+        troubles.append(self.trouble)
         if self.trouble is not None:
             raise FileNotFoundError("search_gen_state.json")
 
     monkeypatch.setattr(OptunaSearcher, "save_to_dir", refuse)
     with pytest.raises(SweepError, match="all of the first 5 trials failed"):
         run(tmp_path, one_group, a_sweep(), 12, assignment=lambda *_: {"orders": {"kind": "refuse", "at": 1}})
-    assert kept[-1] is not None, "Tune has met the error"
+    assert troubles[-1] is not None, "Tune has met the error"
 
 
 def test_a_sweep_that_gave_up_counts_anew_once_what_broke_is_mended(one_group, tmp_path):
@@ -356,15 +362,15 @@ def test_a_search_resumes_after_its_driver_crashed_and_completes_exactly_its_tri
 
 
 def test_a_request_to_stop_leaves_running_trials_resumable(pool, tmp_path):
-    asked = threading.Event()
+    stop = threading.Event()
     events = Events()
 
     def listen(event, number, info):
         events(event, number, info)
         if event == "report" and number == 2:
-            asked.set()
+            stop.set()
 
-    assert not run(tmp_path, pool, a_sweep(), 9, listen, lambda *_: {"seconds": 0.05}, asked.is_set)
+    assert not run(tmp_path, pool, a_sweep(), 9, listen, lambda *_: {"seconds": 0.05}, stop.is_set)
     left = states(tmp_path, a_sweep())
     assert TrialState.RUNNING in left
     assert len(left) < 9
@@ -418,9 +424,9 @@ def test_an_earlier_sweep_warms_the_proposals_and_does_not_count(one_group, tmp_
     events = Events()
     assert run(tmp_path / "early-5678", one_group, sweep, 2, events), "a sweep of the same name, whose study is there"
     assert [number for number, _ in events.of("start")] == [0, 1]
-    kept = trials_in(tmp_path / "early-5678", sweep, suggest)
-    assert [trial.params["x"] for trial in kept[:2]] == [0.2, 0.4]
-    assert len(kept) == 4
+    warm = trials_in(tmp_path / "early-5678", sweep, suggest)
+    assert [trial.params["x"] for trial in warm[:2]] == [0.2, 0.4]
+    assert len(warm) == 4
     with pytest.raises(SpecError, match="names 0 sweeps"):
         warm_trials(tmp_path / "early-5678", a_sweep(sampler=Tpe(warm_start="nothing")), suggest)
     other = a_sweep(sampler=sweep.sampler, objectives=(Objective(metric="dev/other"),))

@@ -42,9 +42,9 @@ def add(folder, sweep, number, scores, state=None, metrics=None, **params):
     write_json(place / "trial.json", make_trial(sweep, number, params))
     reports = []
     for i, s in enumerate(scores, 1):
-        counted = {"index": i, "step": 10 * i, "pairs": 100 * i, "seconds": i}
+        counts = {"index": i, "step": 10 * i, "pairs": 100 * i, "seconds": i}
         last = state == "finished" and i == len(scores)
-        reports.append(Report(**counted, metrics=metrics or {METRIC: s, "dev/sts/spearman": 1 - s}, last=last))
+        reports.append(Report(**counts, metrics=metrics or {METRIC: s, "dev/sts/spearman": 1 - s}, last=last))
     log_trial(folder, number, params, reports, state, "why" if state == "failed" else "")
 
 

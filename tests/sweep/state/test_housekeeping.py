@@ -42,14 +42,14 @@ def storage(folder):
 
 
 def cleaned(storage, **options):
-    found = list(removals(storage, older_s=NOW, **options))
-    for removal in found:
+    removed = list(removals(storage, older_s=NOW, **options))
+    for removal in removed:
         removal.carry_out()
-    return found
+    return removed
 
 
-def paths(found, storage):
-    return {removal.path.relative_to(storage).as_posix() for removal in found}
+def paths(listing, storage):
+    return {removal.path.relative_to(storage).as_posix() for removal in listing}
 
 
 @pytest.mark.usefixtures("one_scoring_process")
@@ -57,13 +57,13 @@ def test_a_cleaned_sweep_keeps_its_scores_and_can_be_promoted(copied):
     _, folder, cluster = copied
     storage = folder.path.parents[1]
     scores = [(row.name, row.metrics) for row in leaderboard(folder)]
-    kept = set(storage.rglob("student.safetensors"))
-    found = cleaned(storage)
-    assert {removal.path.name for removal in found} >= {OPTIMIZER, "train"}
-    assert all(removal.size >= 0 and removal.reason for removal in found)
+    weights = set(storage.rglob("student.safetensors"))
+    removed = cleaned(storage)
+    assert {removal.path.name for removal in removed} >= {OPTIMIZER, "train"}
+    assert all(removal.size >= 0 and removal.reason for removal in removed)
     assert not list(storage.rglob(OPTIMIZER))
-    assert set(storage.rglob("student.safetensors")) == kept
-    assert all(is_good(path.parent) for path in kept if path.parent.name.isdigit())
+    assert set(storage.rglob("student.safetensors")) == weights
+    assert all(is_good(path.parent) for path in weights if path.parent.name.isdigit())
     assert [(row.name, row.metrics) for row in leaderboard(folder)] == scores
     assert promote(folder.id, cluster, dry_run=True).dev
     assert not cleaned(storage), "nothing is left to remove"
@@ -88,10 +88,10 @@ def test_stores_that_no_sweep_reads_go_once_they_are_old(storage):
     assert not {unread, draft} & {removal.path for removal in removals(storage, older_s=week)}, "they are new"
     for path in (unread / "values.npy", unread, draft):
         os.utime(path, (time.time() - 2 * week,) * 2)
-    found = {removal.path: removal for removal in removals(storage, older_s=week)}
-    assert found[unread].size == 1000
-    assert draft in found
-    read = {path.name for path in (storage / "stores").iterdir()} - {path.name for path in found}
+    by_path = {removal.path: removal for removal in removals(storage, older_s=week)}
+    assert by_path[unread].size == 1000
+    assert draft in by_path
+    read = {path.name for path in (storage / "stores").iterdir()} - {path.name for path in by_path}
     assert any(name.startswith("teacher-") for name in read)
     assert any(name.startswith("tokens-") for name in read)
 
@@ -155,7 +155,7 @@ def test_nothing_of_a_running_sweep_is_removed(folder, storage):
 
 
 def leave_lease(folder, silent_for, **more):
-    """Leaves the lease of a driver on another machine, whose last heartbeat was so many seconds ago."""
+    """Leaves the lease of a driver on another machine, whose last heartbeat was this many seconds ago."""
     lease = Lease(host="elsewhere", machine="another", folder="/x", token=5, expiry_s=330.0, **more)
     (folder.path / OWNER).write_bytes(lease.encode())
     os.utime(folder.path / OWNER, (time.time() - silent_for,) * 2)
@@ -164,24 +164,24 @@ def leave_lease(folder, silent_for, **more):
 def test_a_driver_elsewhere_keeps_its_sweep_for_as_long_as_its_lease_lasts(folder, storage):
     for silent_for in (0.0, 100.0, 300.0):
         leave_lease(folder, silent_for)
-        found = paths(removals(storage, older_s=NOW), storage)
-        assert not [path for path in found if path.startswith("sweeps/")], silent_for
+        names = paths(removals(storage, older_s=NOW), storage)
+        assert not [path for path in names if path.startswith("sweeps/")], silent_for
     leave_lease(folder, 340.0)
     assert f"sweeps/{folder.id}/train" in paths(removals(storage, older_s=NOW), storage)
 
 
 def test_a_damaged_lease_keeps_a_sweep_for_a_day(folder, storage):
-    for hours, kept in ((23, True), (25, False)):
+    for hours, stays in ((23, True), (25, False)):
         (folder.path / OWNER).write_bytes(b"")
         os.utime(folder.path / OWNER, (time.time() - 3600 * hours,) * 2)
-        assert (f"sweeps/{folder.id}/train" not in paths(removals(storage, older_s=NOW), storage)) == kept
+        assert (f"sweeps/{folder.id}/train" not in paths(removals(storage, older_s=NOW), storage)) == stays
 
 
 def test_what_was_listed_stays_if_a_driver_begins_before_it_goes(folder, storage):
-    found = list(removals(storage, older_s=NOW))
+    listing = list(removals(storage, older_s=NOW))
     leave_lease(folder, 0.0)
-    assert not [removal for removal in found if removal.carry_out()]
-    assert all(removal.path.exists() for removal in found)
+    assert not [removal for removal in listing if removal.carry_out()]
+    assert all(removal.path.exists() for removal in listing)
 
 
 def test_a_draft_stays_while_a_resumed_sweep_may_build_it(folder, storage):
@@ -213,10 +213,10 @@ def test_the_command_shows_what_it_would_remove_and_removes_it(storage, command)
 def test_the_command_goes_on_past_what_has_vanished(folder, storage, command, monkeypatch):
     listed = housekeeping.everything
 
-    def then_vanished(*given, **options):
-        found = listed(*given, **options)
+    def then_vanished(*arguments, **options):
+        listing = listed(*arguments, **options)
         shutil.rmtree(folder.path / "train")
-        return found
+        return listing
 
     monkeypatch.setattr(housekeeping, "everything", then_vanished)
     code, _, err = command("clean", "--older", 0, "--yes")

@@ -26,8 +26,8 @@ def row(name, state, best=1):
     ],
 )
 def test_a_finished_trial_leads_before_any_other_and_a_baseline_never(rows, name):
-    found = leading(rows)
-    assert (found and found.name) == name
+    leader = leading(rows)
+    assert (leader and leader.name) == name
 
 
 def test_a_metric_may_be_named_as_tables_show_it(tiny_file):

@@ -78,12 +78,14 @@ def test_a_second_driver_with_another_storage_learns_who_runs_the_sweep(other_dr
     sweep, folder, cluster = copied
     first = other_driver(folder.id)
     elsewhere = replace(cluster, storage=f"{cluster.storage}-of-another-host")
-    said = rf"is being run by process {first.pid} on {socket.gethostname()} since 20.*`babeltune stop {folder.id}` ends"
-    with pytest.raises(SweepError, match=said):
+    message = (
+        rf"is being run by process {first.pid} on {socket.gethostname()} since 20.*`babeltune stop {folder.id}` ends"
+    )
+    with pytest.raises(SweepError, match=message):
         submit(sweep, elsewhere)
     assert [path.name for path in folder_in(elsewhere, folder.id).path.iterdir()] == ["driver.lock"]
     before = {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
-    with pytest.raises(SweepError, match=said):
+    with pytest.raises(SweepError, match=message):
         submit(replace(sweep, budget=replace(sweep.budget, trials=9)), cluster)
     assert {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file() and path in before} == before
     with leased("another-sweep"):
@@ -238,7 +240,9 @@ def test_a_lease_that_is_gone_or_damaged_is_written_again_by_its_holder(tmp_path
     with folder_lease(folder) as lease:
         for damage in (path.unlink, lambda: path.write_bytes(b"")):
             damage()
-            wait_until(lambda: path.exists() and (found := Lease.read(path.read_bytes())) and found.token == 1)
+            wait_until(
+                lambda: path.exists() and (written_lease := Lease.read(path.read_bytes())) and written_lease.token == 1
+            )
             assert not refused(lease.check), "the holder still holds it"
 
 
@@ -373,19 +377,19 @@ def test_a_process_that_got_the_number_of_a_dead_driver_is_not_taken_for_it():
 def test_a_late_driver_whose_storage_gives_no_answer_ends_all_the_same(monkeypatch):
     """A renewal that hangs holds the lease's lock, and another would hang, too."""
     monkeypatch.setattr(fencing, "ANSWER_S", 0.1)
-    clock, asked, never = [0.0], threading.Event(), threading.Event()
+    clock, request, never = [0.0], threading.Event(), threading.Event()
 
     class Hangs:
         sweep = "s"
 
         def swap(self, lease, expected):
-            asked.set()
+            request.set()
             never.wait(PATIENCE_S)
             return "2"
 
     held = fencing.HeldLease(Hangs(), fencing.Lease(token=1), "1", 0.0, lambda: clock[0])
     threading.Thread(target=held.renew, daemon=True).start()
-    assert asked.wait(PATIENCE_S)
+    assert request.wait(PATIENCE_S)
     held.refuse_if_late()
     clock[0] = 1_000.0
     with pytest.raises(LeaseExpiredError, match=r"1000 s \(the storage gives no answer within 0\.1 s\); this driver"):

@@ -64,8 +64,8 @@ def commands(command, folder, cluster, tmp_path):
     )
 
     def call(*words):
-        said = command.prints(*words, "--cluster", file, "--json")
-        return json.loads(said[said.index("{" if words[0] != "runs" else "[") :])
+        output = command.prints(*words, "--cluster", file, "--json")
+        return json.loads(output[output.index("{" if words[0] != "runs" else "[") :])
 
     return call
 
@@ -143,12 +143,12 @@ def test_a_trial_that_no_record_has_is_one_line_and_the_others_are_promoted(copi
     sweep, folder, cluster = copied
     lines = (folder.path / "results.jsonl").read_bytes().splitlines(keepends=True)
     lost = rows_of(folder)[0]["name"]
-    kept = [
+    remaining = [
         line
         for line in lines
         if (json.loads(line)["event"], json.loads(line).get("number")) != ("propose", int(lost[1:]))
     ]
-    (folder.path / "results.jsonl").write_bytes(b"".join(kept))
+    (folder.path / "results.jsonl").write_bytes(b"".join(remaining))
     (folder.path / "trials" / lost / "trial.json").write_bytes(b"")
     (row,) = [row for row in leaderboard(folder) if row.state == "damaged"]
     assert f"results.jsonl does not say what was searched in {lost}; restore it from a copy" in row.warning
@@ -182,10 +182,10 @@ def test_a_sealed_test_is_known_without_what_was_prepared(copied, tiny_file):
 
     _, folder, cluster = copied
     data, root = read_data(tiny_file)
-    found = read_eval(data.test, root)
+    sets = read_eval(data.test, root)
     (folder.path / "prepared.json").write_bytes(b"")
     assert submitted(folder)
-    assert [rows.digest for rows in sealed_elsewhere(Path(cluster.storage), found)] == [rows.digest for rows in found]
+    assert [rows.digest for rows in sealed_elsewhere(Path(cluster.storage), sets)] == [rows.digest for rows in sets]
 
 
 def test_a_record_and_its_folder_are_on_the_disk_before_and_after_it_is_moved(tmp_path, monkeypatch):

@@ -45,20 +45,22 @@ def add(folder, sweep, number, scores, state="finished", **params):
 @pytest.fixture
 def folder(tmp_path, sweep):
     """Two temperatures, three seeds each; and what must not be averaged in."""
-    made = SweepFolder(tmp_path / "sweeps" / "tiny-0123456789")
-    made.path.mkdir(parents=True)
-    made.write("sweep.json", sweep)
-    made.write("baselines.json", {"scores": {"untrained": {ACCURACY: 0.1, GRADED: 0.2}, "teacher": {ACCURACY: 0.65}}})
+    sweep_folder = SweepFolder(tmp_path / "sweeps" / "tiny-0123456789")
+    sweep_folder.path.mkdir(parents=True)
+    sweep_folder.write("sweep.json", sweep)
+    sweep_folder.write(
+        "baselines.json", {"scores": {"untrained": {ACCURACY: 0.1, GRADED: 0.2}, "teacher": {ACCURACY: 0.65}}}
+    )
     number = 0
     for temperature, scores in SCORES.items():
         for seed, score in enumerate(scores):
-            add(made, sweep, number, [0.0, score, score - 0.1], temperature=temperature, tcm=True, seed=seed)
+            add(sweep_folder, sweep, number, [0.0, score, score - 0.1], temperature=temperature, tcm=True, seed=seed)
             number += 1
-    add(made, sweep, 6, [1.0], "pruned", temperature=0.1, tcm=True, seed=3)
-    add(made, sweep, 7, [], "failed", temperature=0.1, tcm=True, seed=4)
-    add(made, sweep, 8, [1.0], "running", temperature=0.1, tcm=True, seed=5)
-    add(made, sweep, 9, [0.9, 0.9], temperature=0.1, tcm=True, seed=0)
-    return made
+    add(sweep_folder, sweep, 6, [1.0], "pruned", temperature=0.1, tcm=True, seed=3)
+    add(sweep_folder, sweep, 7, [], "failed", temperature=0.1, tcm=True, seed=4)
+    add(sweep_folder, sweep, 8, [1.0], "running", temperature=0.1, tcm=True, seed=5)
+    add(sweep_folder, sweep, 9, [0.9, 0.9], temperature=0.1, tcm=True, seed=0)
+    return sweep_folder
 
 
 def test_a_group_has_the_mean_and_the_sample_deviation_of_its_seeds_best_reports(folder):

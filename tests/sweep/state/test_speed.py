@@ -61,8 +61,8 @@ def test_a_trial_reports_the_speed_of_its_shape_that_was_measured_before_the_sea
     scores = untrained_scores(replace(trial, speed=(9.0, 0.5)), prepared)
     assert (scores[SPEED], scores[SPREAD]) == (9.0, 0.5)
     sweep, folder, _ = copied
-    known = folder.read("baselines.json")
-    folder.write("baselines.json", {**known, "speeds": {shape_of(make_trial(sweep, 0, {})): [9.0, 0.5]}})
+    baselines = folder.read("baselines.json")
+    folder.write("baselines.json", {**baselines, "speeds": {shape_of(make_trial(sweep, 0, {})): [9.0, 0.5]}})
     assert assignment(sweep, folder, 0, {}).trial["speed"] == [9.0, 0.5]
 
 

@@ -34,10 +34,10 @@ def test_the_line_says_which_name_is_the_systems_word_and_which_is_the_senders(t
     view = StorageView(Cluster(storage=str(tmp_path)))
     audit(view, "stop", "quickstart-7832684c43")
     audit(view, "stop", "quickstart-7832684c43", by_signal=True)
-    asked, signalled = read_audit(tmp_path)
+    request, signalled = read_audit(tmp_path)
     here = pwd.getpwuid(os.geteuid()).pw_name, socket.gethostname()
-    assert (asked.user, asked.machine) == (signalled.user, signalled.machine) == here
-    assert (asked.says_it_is, asked.through) == ("ana@laptop.example.org", "")
+    assert (request.user, request.machine) == (signalled.user, signalled.machine) == here
+    assert (request.says_it_is, request.through) == ("ana@laptop.example.org", "")
     assert (signalled.says_it_is, signalled.through) == ("", SIGNAL)
 
 

@@ -48,10 +48,10 @@ def test_a_name_given_on_one_machine_is_known_on_another(folder, machine):
     two = StorageView(machine("two"))
     assert named(two, two.sweep("tiny"), "best")
     for name in ("one", "three"):
-        there = StorageView(machine(name)).sweep("best")
-        assert there.id == folder.id
-        assert log_of(there.path).labels == {"name": "best"}
-    assert len(log_of(there.path).trials[0].reports) == 2, "the ledger has all that it had"
+        remote = StorageView(machine(name)).sweep("best")
+        assert remote.id == folder.id
+        assert log_of(remote.path).labels == {"name": "best"}
+    assert len(log_of(remote.path).trials[0].reports) == 2, "the ledger has all that it had"
 
 
 def test_the_driver_on_another_machine_takes_what_is_asked(folder, machine):

@@ -131,8 +131,8 @@ class Bucket:
         return {key: entry for key, entry in shown.items() if key.startswith(f"{prefix}/")}
 
     def swap(self, key: str, data: bytes, expected: str | None) -> Entry | None:
-        found = self.entry(key)
-        if (found.version if found else None) != expected:
+        entry = self.entry(key)
+        if (entry.version if entry else None) != expected:
             return None
         self.put(key, data)
         return self.entry(key)
@@ -269,9 +269,9 @@ class TwoDrivers(RuleBasedStateMachine):
         return self.everyone[-1]
 
     def acknowledge(self, name: str, lines: list[bytes]) -> None:
-        known = self.acknowledged[name]
-        assert known[: len(lines)] == lines[: len(known)], f"two drivers got other {name} confirmed"
-        self.acknowledged[name] = max(known, lines, key=len)
+        earlier = self.acknowledged[name]
+        assert earlier[: len(lines)] == lines[: len(earlier)], f"two drivers got other {name} confirmed"
+        self.acknowledged[name] = max(earlier, lines, key=len)
 
     def started(self, machine: Driver) -> Process:
         """The machine's driver; a new one if the last is dead."""
@@ -282,7 +282,7 @@ class TwoDrivers(RuleBasedStateMachine):
         return machine.driver
 
     def run(self, process: Process | None, steps: int, fate: str = FATES[0]) -> None:
-        """Lets the process make so many requests. Something may happen to the last one."""
+        """Lets the process make this many requests. Something may happen to the last one."""
         for left in range(steps, 0, -1) if process else ():
             process.step(fate if left == 1 else FATES[0])
 
@@ -342,9 +342,9 @@ class TwoDrivers(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost_or_doubled(self) -> None:
-        for name, known in self.acknowledged.items():
+        for name, acknowledged in self.acknowledged.items():
             lines = self.stored(name)
-            assert lines[: len(known)] == known, f"{name} fell back from {len(known)} to {lines}"
+            assert lines[: len(acknowledged)] == acknowledged, f"{name} fell back from {len(acknowledged)} to {lines}"
             numbers = [json.loads(line)["index"] for line in lines]
             assert numbers == list(range(1, len(lines) + 1)), numbers
 
@@ -400,8 +400,8 @@ class OnABucket(TwoDrivers):
         name = names.get(f"{len(lines):06d}")
         assert name, f"of {len(lines)} reports the last one has none: {names}"
         files = json.loads(self.bucket.objects[f"{prefix}/{name}/{PACKAGE_MANIFEST}"])["files"]
-        found = {each: hashlib.sha256(self.bucket.objects[f"{prefix}/{name}/{each}"]).hexdigest() for each in files}
-        assert found == {each: facts["sha256"] for each, facts in files.items()}, "it is whole"
+        digests = {each: hashlib.sha256(self.bucket.objects[f"{prefix}/{name}/{each}"]).hexdigest() for each in files}
+        assert digests == {each: facts["sha256"] for each, facts in files.items()}, "it is whole"
 
     def drive(self, machine: Driver, process: Process, began: str) -> None:
         cluster = Cluster(storage="memory://model", cache=str(self.place / machine.name), storage_timeout=30.0)
@@ -497,11 +497,11 @@ class OnAFolder(TwoDrivers):
     def train(self, process: Process, token: int, began: str) -> None:
         folder = self.place / "trials" / "t0000"
         fence = FolderFence(self.place, token) if self.fenced else nullcontext
-        known = read_reports(folder)
-        while len(known) < 40:
+        reports = read_reports(folder)
+        while len(reports) < 40:
             process.point()
-            known.append(a_report(len(known) + 1, began))
-            lines = [json.dumps(plain(report)).encode() for report in known]
+            reports.append(a_report(len(reports) + 1, began))
+            lines = [json.dumps(plain(report)).encode() for report in reports]
             try:
                 with fence():
                     process.point()  # a pause between the check and the write
@@ -545,7 +545,7 @@ def test_the_model_finds_the_report_that_an_unfenced_driver_loses(storage, in_st
 @pytest.mark.slow
 @pytest.mark.parametrize("after", range(14))
 def test_a_driver_that_stands_still_while_it_takes_over_harms_no_later_one(after, in_steps):
-    """It stands still after so many requests with the lease, and goes on when the other has made some with its own."""
+    """It stands still after some requests with the lease, and goes on when the other has made some with its own."""
     for done in (0, 4, 20):
         model = OnABucket()
         try:

@@ -70,16 +70,16 @@ def stored(copied, machines):
     _, folder, _ = copied
     view = StorageView(machines("one"))
     shutil.copytree(folder.path.parents[1], view.folder)
-    there = SweepFolder(view.folder / "sweeps" / folder.id)
-    for key in stores_of(view.mirror, read_prepared(there.prepared)):
+    local = SweepFolder(view.folder / "sweeps" / folder.id)
+    for key in stores_of(view.mirror, read_prepared(local.prepared)):
         view.mirror.push_package(view.mirror.path(key))
-    for trial in there.trials():
+    for trial in local.trials():
         for checkpoint in sorted((trial / "checkpoints").glob("0*")):
             view.mirror.push_package(checkpoint, f"{view.mirror.key(checkpoint)}-1")
         view.mirror.push(trial / REPORTS)
-    for record in records_in(there.path):
+    for record in records_in(local.path):
         view.mirror.push(record)
-    return view, there
+    return view, local
 
 
 def cluster_file(view, place):
@@ -92,26 +92,26 @@ def cluster_file(view, place):
 
 
 def removed(view, **options):
-    found = list(bucket_removals(view, older_s=NOW, **options))
-    for removal in found:
+    listing = list(bucket_removals(view, older_s=NOW, **options))
+    for removal in listing:
         removal.carry_out()
-    return found
+    return listing
 
 
 def test_a_cleaned_bucket_has_whole_checkpoints_without_optimizers(stored, machines):
     view, folder = stored
     before = [(row.name, row.metrics) for row in leaderboard(folder)]
-    found = removed(view)
-    assert found
-    assert {removal.reason for removal in found} == {"the optimizer of a trial that has ended"}
+    listing = removed(view)
+    assert listing
+    assert {removal.reason for removal in listing} == {"the optimizer of a trial that has ended"}
     assert not [key for key in view.mirror.store.entries() if key.endswith(OPTIMIZER)]
     assert not removed(view), "nothing is left to remove"
     other = StorageView(machines("other"))
-    there = other.sweep(folder.id)
-    assert [(row.name, row.metrics) for row in leaderboard(there)] == before
+    remote = other.sweep(folder.id)
+    assert [(row.name, row.metrics) for row in leaderboard(remote)] == before
     candidate = find_candidate(folder.id, other.folder)
-    other.download_checkpoint(there, candidate.trial.number, candidate.report.index, candidate.prepared)
-    brought = there.trial(candidate.trial.number) / "checkpoints" / f"{candidate.report.index:06d}"
+    other.download_checkpoint(remote, candidate.trial.number, candidate.report.index, candidate.prepared)
+    brought = remote.trial(candidate.trial.number) / "checkpoints" / f"{candidate.report.index:06d}"
     assert is_good(brought)
     assert sorted(path.name for path in brought.iterdir()) >= ["manifest.json", "state.json", "student.safetensors"]
 
@@ -144,9 +144,9 @@ def test_in_a_bucket_only_the_best_keep_checkpoints_and_others_say_so(stored, ma
     keys = [key for key in view.mirror.store.entries(f"sweeps/{folder.id}/trials") if "/checkpoints/" in key]
     assert {key.split("/")[3] for key in keys} == {best}
     other = StorageView(machines("other"))
-    there = other.sweep(folder.id)
+    remote = other.sweep(folder.id)
     assert find_candidate(folder.id, other.folder).name == best
-    lost = next(row.name for row in leaderboard(there) if row.best and row.name not in (best, "untrained", "teacher"))
+    lost = next(row.name for row in leaderboard(remote) if row.best and row.name not in (best, "untrained", "teacher"))
     with pytest.raises(SweepError, match=rf"has its scores only: .*clean --top 1.* its own \({best}\)"):
         find_candidate(f"{folder.id}/{lost}", other.folder)
     assert find_candidate(f"{folder.id}/{lost}", other.folder, weights=False).name == lost
@@ -160,8 +160,8 @@ def test_stores_in_a_bucket_that_no_sweep_reads_go_once_they_are_old(stored):
     view.mirror.push_package(unread)
     stores = {key.split("/")[1] for key in view.mirror.store.entries("stores")}
     assert not [each for each in bucket_removals(view, older_s=WEEK) if each.key.startswith("stores/")], "it is new"
-    found = [each for each in removed(view) if each.key.startswith("stores/")]
-    assert [(each.key, each.size >= 1000) for each in found] == [("stores/tokens-0123456789abcdef", True)]
+    listing = [each for each in removed(view) if each.key.startswith("stores/")]
+    assert [(each.key, each.size >= 1000) for each in listing] == [("stores/tokens-0123456789abcdef", True)]
     assert {key.split("/")[1] for key in view.mirror.store.entries("stores")} == stores - {unread.name}
 
 
@@ -272,11 +272,11 @@ def test_a_sweeps_own_policy_cleans_its_bucket_while_it_runs(stored, machines, m
     assert {key.split("/")[3] for key in keys} == {winner(folder).name}
     assert not [key for key in keys if key.endswith(OPTIMIZER)]
     other = StorageView(machines("other"))
-    there = other.sweep(folder.id)
+    remote = other.sweep(folder.id)
     candidate = find_candidate(folder.id, other.folder)
-    other.download_checkpoint(there, candidate.trial.number, candidate.report.index, candidate.prepared)
-    assert is_good(there.trial(candidate.trial.number) / "checkpoints" / f"{candidate.report.index:06d}")
-    assert [path.name for path in there.trials() if why_removed(path)], "other machines know why"
+    other.download_checkpoint(remote, candidate.trial.number, candidate.report.index, candidate.prepared)
+    assert is_good(remote.trial(candidate.trial.number) / "checkpoints" / f"{candidate.report.index:06d}")
+    assert [path.name for path in remote.trials() if why_removed(path)], "other machines know why"
 
 
 # What a driver sends, and what readers ask
@@ -310,11 +310,11 @@ def following(machines, folder, s3, monkeypatch):
     door.open()
     with monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{door.port}")
-        there = StorageView(machines("other")).sweep(folder.id)
-    there.refresh()
+        remote = StorageView(machines("other")).sweep(folder.id)
+    remote.refresh()
     door.requests.clear()
     door.answers.clear()
-    yield there, door
+    yield remote, door
     door.shut()
 
 
@@ -326,9 +326,9 @@ def listings(door):
 def test_who_follows_a_sweep_that_rests_asks_for_five_records(stored, machines, s3, monkeypatch):
     view, folder = stored
     leave_lease(view, folder, ended=True)
-    with following(machines, folder, s3, monkeypatch) as (there, door):
+    with following(machines, folder, s3, monkeypatch) as (remote, door):
         for _ in range(5):
-            there.refresh()
+            remote.refresh()
         assert len(door.requests) == 25
         assert not listings(door)
         assert sum(door.answers) < 25 * 2_000, "headers only"
@@ -359,32 +359,32 @@ def test_who_follows_a_busy_sweep_gets_what_is_new_and_lists_nothing(stored, mac
         tell("stop", 39)
         wait_until(lambda: sync.mirror.store.entry(f"sweeps/{folder.id}/results.jsonl").size > size)
         wait_until(lambda: sync.mirror.store.entry(f"sweeps/{folder.id}/trials/t0039/trial.json"))
-        with following(machines, folder, s3, monkeypatch) as (there, door):
+        with following(machines, folder, s3, monkeypatch) as (remote, door):
             looks = 0
 
             def seen(fact):
                 nonlocal looks
                 looks += 1
-                there.refresh()
+                remote.refresh()
                 return fact()
 
             for number in range(40, 45):
                 train(number)
                 tell("propose", number, params={})
-                wait_until(lambda number=number: seen(lambda: number in log_of(there.path).trials))
+                wait_until(lambda number=number: seen(lambda: number in log_of(remote.path).trials))
                 tell("end", number, state="COMPLETE")
-                wait_until(lambda number=number: seen(lambda: log_of(there.path).trials[number].end is not None))
-            assert [(r.name, r.state, r.metrics) for r in leaderboard(there)] == [
+                wait_until(lambda number=number: seen(lambda: log_of(remote.path).trials[number].end is not None))
+            assert [(r.name, r.state, r.metrics) for r in leaderboard(remote)] == [
                 (r.name, r.state, r.metrics) for r in leaderboard(folder)
             ]
-            assert (there.path / "results.jsonl").read_bytes() == (folder.path / "results.jsonl").read_bytes()
+            assert (remote.path / "results.jsonl").read_bytes() == (folder.path / "results.jsonl").read_bytes()
             assert not listings(door)
             assert len(door.requests) <= 16 * looks
             reports = (folder.trial(0) / REPORTS).stat().st_size
             assert sum(door.answers) < 5 * reports + 1_500 * len(door.requests), "no ledger of half a megabyte"
             folder.set_state("stopped")
             sync.wake()
-            wait_until(lambda: seen(lambda: there.state() == "stopped"))
+            wait_until(lambda: seen(lambda: remote.state() == "stopped"))
             assert listings(door), "other records may be there"
 
 
@@ -394,9 +394,9 @@ def test_mlflow_gets_the_name_that_a_checkpoint_has_in_the_bucket(stored, machin
     trial = folder.trial(int(winner(folder).name[1:]))
     report = int(max(path.name for path in (trial / "checkpoints").glob("0*")))
     with DriverSync(machines("one"), folder) as sync:
-        known = sync.key_of(trial, report)
-        assert f"{known}/{PACKAGE_MANIFEST}" in view.mirror.store.entries(known)
-        assert known.endswith(f"/{report:06d}-1")
+        key = sync.key_of(trial, report)
+        assert f"{key}/{PACKAGE_MANIFEST}" in view.mirror.store.entries(key)
+        assert key.endswith(f"/{report:06d}-1")
         assert sync.key_of(trial, 99).endswith(f"/000099-{sync.token}"), "one that is on its way"
     assert (
         DriverSync(Cluster(storage=str(machines("one").folder)), folder)
@@ -435,8 +435,8 @@ def test_a_silent_holder_of_a_lease_keeps_its_sweep_whatever_its_clock(stored, m
     (folder.path / "train").mkdir(exist_ok=True)
     other = StorageView(machines("other"))
     for place in (view, other):
-        found = everything(place, older_s=NOW)
-        assert not [each for each in found if "sweeps" in each.path.relative_to(place.folder).parts], clock
+        listing = everything(place, older_s=NOW)
+        assert not [each for each in listing if "sweeps" in each.path.relative_to(place.folder).parts], clock
     view.mirror.store.write(f"sweeps/{folder.id}/{OWNER}", b"{damag")
     assert not [each for each in bucket_removals(view, older_s=NOW) if each.key.startswith("sweeps/")], "nobody knows"
 
@@ -465,11 +465,11 @@ def test_stores_stay_while_a_resumed_sweep_may_look_for_them(stored):
 def test_what_was_listed_stays_if_a_driver_takes_the_lease_before_it_goes(stored):
     view, folder = stored
     store = put_old_store(view)
-    found = list(bucket_removals(view, older_s=NOW))
-    assert store in {each.key for each in found}
+    listing = list(bucket_removals(view, older_s=NOW))
+    assert store in {each.key for each in listing}
     leave_lease(view, folder)
     before = view.mirror.store.entries()
-    assert {remove_or_say_why(each) for each in found} == {"in use by now"}
+    assert {remove_or_say_why(each) for each in listing} == {"in use by now"}
     assert view.mirror.store.entries() == before
 
 

@@ -208,12 +208,12 @@ def certificate(tmp_path_factory):
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)
-    made = x509.CertificateBuilder(
+    builder = x509.CertificateBuilder(
         name, name, key.public_key(), x509.random_serial_number(), now, now + datetime.timedelta(1)
     )
     address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     file = tmp_path_factory.mktemp("tls") / "both.pem"
-    text = made.add_extension(address, critical=False).sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+    text = builder.add_extension(address, critical=False).sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
     file.write_bytes(text + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return file
 
@@ -349,12 +349,12 @@ def test_a_promotion_that_cannot_be_is_notified(tmp_path):
 
 
 def test_a_head_that_is_away_is_notified_by_the_command_that_needs_it(command, tiny_file, tmp_path):
-    there = tmp_path / "there.yaml"
+    cluster_file = tmp_path / "there.yaml"
     program = json.dumps(teller(tmp_path / "events").command)
     address = f"address: http://127.0.0.1:{free_port()}\nstorage: {tmp_path}\nmlflow: http://127.0.0.1:9\n"
-    there.write_text(f"{address}notify: [{{command: {program}}}]\n")
+    cluster_file.write_text(f"{address}notify: [{{command: {program}}}]\n")
     for words in (("submit", tiny_file), ("status", "absent"), ("promote", "absent")):
-        assert command(*words, "--cluster", there)[0] == 1
+        assert command(*words, "--cluster", cluster_file)[0] == 1
     submitted, promoted = events_in(tmp_path / "events")
     assert all(event == "failure" and "does not answer" in text for event, text in (submitted, promoted))
     assert promoted[1].startswith("babeltune promote failed: ")

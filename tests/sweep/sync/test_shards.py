@@ -35,9 +35,9 @@ def reverse(number, source, out, text):
 def test_a_shards_files_travel_both_ways(tmp_path):
     (tmp_path / "in.json").write_bytes(b"abc")
     arguments = (7, str(tmp_path / "in.json"), str(tmp_path / "out"), "/not a path of its own")
-    count, made = on_a_node(reverse, arguments, Carrier().pack(arguments))
-    assert (count, made) == (3, {"out": b"cba", "out.note": b"7/not a path of its own"})
-    Carrier().unpack(arguments, made)
+    count, files = on_a_node(reverse, arguments, Carrier().pack(arguments))
+    assert (count, files) == (3, {"out": b"cba", "out.note": b"7/not a path of its own"})
+    Carrier().unpack(arguments, files)
     assert (tmp_path / "out").read_bytes() == b"cba"
 
 
@@ -93,9 +93,9 @@ class Machine:
         carrier = Carrier(self.where).of(arguments)
         for each in arguments:
             packed = carrier.pack(each), carrier.pack_shared()
-            count, made = on_a_node(function, each, *packed, carrier.place(each))
-            carrier.unpack(each, made)
-            self.came_back += sum(map(len, made.values()))
+            count, files = on_a_node(function, each, *packed, carrier.place(each))
+            carrier.unpack(each, files)
+            self.came_back += sum(map(len, files.values()))
             self.made += count
             yield count
 
@@ -153,9 +153,9 @@ def test_another_machine_goes_on_with_the_shards_that_the_bucket_has(build, mach
     with one.shares_stores(), pytest.raises(KeyboardInterrupt):
         build(one.stores, one.cut_off)
     key, bucket = one.mirror.key(one.stores / local[0].name), one.mirror.store
-    assert not other.mirror.pull_package(key), "an unfinished store is not pulled"
-    there = sorted(bucket.entries(key))
-    (first, *_), (record, *_) = ([at for at in there if at.endswith(end)] for end in (".bin", DONE))
+    assert not other.mirror.pull_package(key), "an unfinished store is none"
+    keys = sorted(bucket.entries(key))
+    (first, *_), (record, *_) = ([at for at in keys if at.endswith(end)] for end in (".bin", DONE))
     if damage == "a shard is gone":
         bucket.remove(first)
     elif damage == "a record is damaged":
@@ -165,8 +165,8 @@ def test_another_machine_goes_on_with_the_shards_that_the_bucket_has(build, mach
     with other.shares_stores():
         build(other.stores, other.run)
     again = 0 if damage == "nothing" else 1
-    kept = len(TEXTS) * 2 - other.made
-    assert one.made - again * 16 <= kept <= one.made - again * 10
+    stored = len(TEXTS) * 2 - other.made
+    assert one.made - again * 16 <= stored <= one.made - again * 10
     for store in local:
         assert one.mirror.pull_package(f"stores/{store.name}")
         assert files_in(one.stores / store.name) == files_in(store)

@@ -95,14 +95,14 @@ def ends(folder):
 def test_another_machine_sees_the_sweep_although_the_server_was_away(far, s3, machine):
     _, folder = far
     assert folder.state() == "finished"
-    there = StorageView(machine("looker")).sweep("far")
-    assert there.id == folder.id
-    assert there.path != folder.path
-    assert (there.state(), read_log(there)) == ("finished", read_log(folder))
-    assert leaderboard(there) == leaderboard(folder)
-    assert [row.state for row in leaderboard(there) if row.name.startswith("t0")] == ["finished", "finished"]
-    assert not is_driven(there)
-    assert not list((there.path.parents[1]).glob("stores/*")), "who only looks needs no stores"
+    remote = StorageView(machine("looker")).sweep("far")
+    assert remote.id == folder.id
+    assert remote.path != folder.path
+    assert (remote.state(), read_log(remote)) == ("finished", read_log(folder))
+    assert leaderboard(remote) == leaderboard(folder)
+    assert [row.state for row in leaderboard(remote) if row.name.startswith("t0")] == ["finished", "finished"]
+    assert not is_driven(remote)
+    assert not list((remote.path.parents[1]).glob("stores/*")), "who only looks needs no stores"
 
 
 def test_the_bucket_holds_what_lasts_and_no_scratch(far, s3):
@@ -117,8 +117,8 @@ def test_the_bucket_holds_what_lasts_and_no_scratch(far, s3):
 
 def test_a_report_that_another_machine_makes_is_in_the_bucket(far, s3, machine):
     _, folder = far
-    there = StorageView(machine("reporter"))
-    written = write_report(there.sweep("far"), there)
+    remote = StorageView(machine("reporter"))
+    written = write_report(remote.sweep("far"), remote)
     assert s3.get(f"{PREFIX}/sweeps/{folder.id}/report.html") == written.path.read_bytes()
     words = " ".join(written.path.read_text(encoding="utf-8").split())
     assert "evenly spread, before training and after report" in words, "it has the examples"
@@ -158,16 +158,18 @@ def test_a_trial_goes_on_on_an_empty_node_and_skips_a_truncated_checkpoint(far, 
     assert [next(second).index, next(second).index] == [2, 3], "it sent its last report again, and went on"
     second.close()
     reports = read_reports(machine("node2").folder / at)
-    kept = {key.split("/")[-2] for key in s3.keys(f"{PREFIX}/{at}/checkpoints/") if key.endswith(PACKAGE_MANIFEST)}
-    assert "000003" in kept
-    assert len(kept) <= 2, "the best and the last"
+    checkpoints = {
+        key.split("/")[-2] for key in s3.keys(f"{PREFIX}/{at}/checkpoints/") if key.endswith(PACKAGE_MANIFEST)
+    }
+    assert "000003" in checkpoints
+    assert len(checkpoints) <= 2, "the best and the last"
     key = f"{PREFIX}/{at}/checkpoints/000003/optimizer.safetensors"
     s3.put(key, s3.get(key)[:-10])
     third = list(standalone(on("node3")))
     assert third[-1].index == 3
     assert [r.metrics["dev/everyday/accuracy"] for r in third][-1] == reports[-1].metrics["dev/everyday/accuracy"]
     again = {key.split("/")[-2] for key in s3.keys(f"{PREFIX}/{at}/checkpoints/") if key.endswith(PACKAGE_MANIFEST)}
-    assert again == kept, "the damaged one was made and sent again"
+    assert again == checkpoints, "the damaged one was made and sent again"
     (fourth,) = standalone(on("node4"))
     assert (fourth.index, fourth.last) == (3, True)
 
@@ -177,7 +179,7 @@ def test_a_worker_without_its_stores_says_so(far, s3, machine):
     prepared = json.loads((folder.path / "prepared.json").read_text(encoding="utf-8"))
     teacher = prepared["teacher"].removeprefix("storage:")
     manifest = f"{PREFIX}/{teacher}/{PACKAGE_MANIFEST}"
-    kept = s3.get(manifest)
+    content = s3.get(manifest)
     s3.remove(manifest)
     trial = json.loads((folder.trial(0) / "trial.json").read_text(encoding="utf-8"))
     where = machine("bare").mirrored
@@ -189,7 +191,7 @@ def test_a_worker_without_its_stores_says_so(far, s3, machine):
     )
     with pytest.raises(StoreError, match=rf"has no sound {teacher}; `babeltune resume`"):
         next(standalone(assignment))
-    s3.put(manifest, kept)
+    s3.put(manifest, content)
 
 
 def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_server(far, s3, machine):
@@ -198,7 +200,7 @@ def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_se
     sweep = replace(sweep, name="chain", training=training, budget=replace(sweep.budget, trials=2))
     id_ = sweep_id(sweep)
     one, two = (machine(name, storage_timeout=3.0) for name in ("one", "two"))
-    here, there = (SweepFolder(each.folder / "sweeps" / id_) for each in (one, two))
+    here, remote = (SweepFolder(each.folder / "sweeps" / id_) for each in (one, two))
 
     def stop_from_afar():
         places = StorageView(machine("stopper"))
@@ -216,25 +218,25 @@ def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_se
     done = len(read_reports(here.trial(0)))
     assert 0 < done < 10
 
-    death = when(lambda: len(read_reports(there.trial(0))) > done, s3.door.shut)
-    words = rf"\d+ changed files wait in {re.escape(str(there.path))}, .*`babeltune resume"
+    death = when(lambda: len(read_reports(remote.trial(0))) > done, s3.door.shut)
+    words = rf"\d+ changed files wait in {re.escape(str(remote.path))}, .*`babeltune resume"
     with pytest.raises(ClusterError, match=words):
         submit(sweep, two)
     death.join()
-    assert there.state() == "failed"
-    assert "nothing is lost" in read_log(there)
+    assert remote.state() == "failed"
+    assert "nothing is lost" in read_log(remote)
     s3.door.open()
     submit(sweep, two)
-    assert there.state() == "finished"
-    assert sorted(ends(there)) == [0, 1], "each trial ended once"
+    assert remote.state() == "finished"
+    assert sorted(ends(remote)) == [0, 1], "each trial ended once"
     for number in (0, 1):
-        assert [report.index for report in read_reports(there.trial(number))] == list(range(1, 11))
+        assert [report.index for report in read_reports(remote.trial(number))] == list(range(1, 11))
     seen = StorageView(machine("looker")).sweep("chain")
-    assert leaderboard(seen) == leaderboard(there)
+    assert leaderboard(seen) == leaderboard(remote)
 
     (here.path / "results.jsonl").open("a").write('{"event": "report", "number": 7}\n')
     with DriverSync(one, here):
-        assert leaderboard(here) == leaderboard(there), "who drove last has the newest folder"
+        assert leaderboard(here) == leaderboard(remote), "who drove last has the newest folder"
     (aside,) = one.folder.glob(f"superseded/{id_}-*/results.jsonl")
     assert '"number": 7' in aside.read_text(encoding="utf-8")
 
@@ -243,30 +245,30 @@ def test_a_driver_waits_for_a_reader_and_not_for_another_driver(far, machine, mo
     _, folder = far
     one = machine("one")
     monkeypatch.setattr(leased_folder, "LOCK_TIMEOUT_S", 0.2)
-    has, gone, asked = threading.Event(), threading.Event(), []
-    monkeypatch.setattr(leased_folder, "is_driven", lambda folder: asked.append(is_driven(folder)) or asked[-1])
+    has, gone, answers = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(leased_folder, "is_driven", lambda folder: answers.append(is_driven(folder)) or answers[-1])
 
     def look():
         with StorageView(one).mirror.lock(f"sweeps/{folder.id}"):
             has.set()
-            wait_until(lambda: len(asked) > 2)
+            wait_until(lambda: len(answers) > 2)
         gone.set()
 
     threading.Thread(target=look).start()
     has.wait()
     with DriverSync(one, folder), only_driver(folder):
         assert gone.wait(PATIENCE_S)
-        assert not any(asked), "a reader is no driver"
-        asked.clear()
+        assert not any(answers), "a reader is no driver"
+        answers.clear()
         with pytest.raises(SweepError, match="is being run by"), DriverSync(one, folder):
             pass
-    assert asked == [True], "one look was enough"
+    assert answers == [True], "one look was enough"
 
 
 def test_a_driver_that_was_replaced_stops_and_sends_nothing_more(far, s3, machine):
     sweep, folder = far
     one, state = machine("one"), folder.path / "state.json"
-    kept, before = state.read_bytes(), state.stat()
+    content, before = state.read_bytes(), state.stat()
     with DriverSync(one, folder) as driver_sync:
         owner = json.loads(s3.get(f"{PREFIX}/sweeps/{folder.id}/{OWNER}"))
         other = {**owner, "session": "another", "host": "elsewhere", "folder": "/x"}
@@ -281,8 +283,8 @@ def test_a_driver_that_was_replaced_stops_and_sends_nothing_more(far, s3, machin
             driver_sync.check()
     assert json.loads(s3.get(f"{PREFIX}/sweeps/{folder.id}/{OWNER}")) == other
     assert s3.get(f"{PREFIX}/sweeps/{folder.id}/state.json") == b"the other's"
-    s3.put(f"{PREFIX}/sweeps/{folder.id}/state.json", kept)
-    state.write_bytes(kept)
+    s3.put(f"{PREFIX}/sweeps/{folder.id}/state.json", content)
+    state.write_bytes(content)
     os.utime(state, ns=(before.st_atime_ns, before.st_mtime_ns))
     s3.put(f"{PREFIX}/sweeps/{folder.id}/{OWNER}", json.dumps({**other, "expiry_s": 0.5}).encode())
     with DriverSync(one, folder):
@@ -380,7 +382,7 @@ def test_what_a_driver_sends_late_changes_no_record_that_a_later_one_has_claimed
     for module in (driver_module, fencing):
         monkeypatch.setattr(module, "RENEWAL_INTERVAL_S", 3600.0)  # it says nothing more
     one, two = (machine(f"{server.uri[:2]}-{name}", storage=place) for name in ("one", "two"))
-    here, there = (SweepFolder(each.folder / "sweeps" / "late") for each in (one, two))
+    here, remote = (SweepFolder(each.folder / "sweeps" / "late") for each in (one, two))
     key, lease = (f"late/sweeps/late/{name}" for name in ("results.jsonl", OWNER))
     ledger = here.path / "results.jsonl"
     ledger.parent.mkdir(parents=True)
@@ -389,10 +391,10 @@ def test_what_a_driver_sends_late_changes_no_record_that_a_later_one_has_claimed
         first.wake()
         wait_until(lambda: b"propose" in (ObjectStore(place).read("sweeps/late/results.jsonl") or b""))
         server.put(lease, json.dumps({**json.loads(server.get(lease)), "ended": True}).encode())
-        with DriverSync(two, there) as second:
+        with DriverSync(two, remote) as second:
             assert second.token == first.token + 1
             claimed = server.get(key)
-            assert unstamped(claimed)[0] == ledger.read_bytes() == (there.path / "results.jsonl").read_bytes()
+            assert unstamped(claimed)[0] == ledger.read_bytes() == (remote.path / "results.jsonl").read_bytes()
             ledger.write_text("what the first driver had not sent\n")
             with pytest.raises(SweepError, match="was taken over by"):
                 first._view.mirror.push(ledger)

@@ -47,7 +47,7 @@ def nodes(s3, request, tmp_path):
 
 
 def train(mirror, reports, keep, goal="maximize"):
-    """Leaves so many reports and these checkpoints, as training does. The metric is the report's number."""
+    """Leaves this many reports and these checkpoints, as training does. The metric is the report's number."""
     folder = mirror.path(KEY)
     state = {"trial": {"objectives": [{"metric": "dev/x", "goal": goal}]}}
     for index in keep:
@@ -56,8 +56,8 @@ def train(mirror, reports, keep, goal="maximize"):
     for path in (folder / "checkpoints").glob("0*"):
         if int(path.name) not in keep:
             shutil.rmtree(path)
-    made = [Report(index=n, step=n, pairs=n, seconds=n, metrics={"dev/x": n}) for n in range(1, reports + 1)]
-    write_reports(folder, made)
+    all_reports = [Report(index=n, step=n, pairs=n, seconds=n, metrics={"dev/x": n}) for n in range(1, reports + 1)]
+    write_reports(folder, all_reports)
     return folder
 
 
@@ -234,8 +234,8 @@ def test_ranks_on_two_nodes_go_on_from_the_same_report(nodes, tmp_path):
 def test_a_node_whose_disk_refuses_is_said_to_be_unfit(s3):
     where = StorageLocation(uri=f"s3://{BUCKET}/unfit", cache="/sys/kernel/babeltune", timeout=20)
     assignment = TrialAssignment(mirror=where, prepared="sweeps/a/prepared.json", folder=KEY)
-    said = r"^cannot keep a copy of the storage in /sys/kernel/babeltune\S* \(.*\); make room there$"
-    with pytest.raises(NodeError, match=said), on_this_node(assignment, SimpleNamespace(stopped=bool), 0, 1, "cpu"):
+    message = r"^cannot keep a copy of the storage in /sys/kernel/babeltune\S* \(.*\); make room there$"
+    with pytest.raises(NodeError, match=message), on_this_node(assignment, SimpleNamespace(stopped=bool), 0, 1, "cpu"):
         pass
 
 

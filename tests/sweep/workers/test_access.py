@@ -39,8 +39,8 @@ def open_ray(loopback_only):
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
     command += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", "--port=0", "--num-cpus=0"]
     command += [f"--object-store-memory={80 * 2**20}", f"--temp-dir={place}/ray"]
-    said = (place / "said").open("w")
-    process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
+    log = (place / "said").open("w")
+    process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         noted = place / "ray" / "ray_current_cluster"
         while not noted.exists():
@@ -53,14 +53,14 @@ def open_ray(loopback_only):
             for one in [*psutil.Process(process.pid).children(recursive=True), process]:
                 one.kill()
         process.wait(PATIENCE_S)
-        said.close()
+        log.close()
         shutil.rmtree(place, ignore_errors=True)
 
 
 def test_a_cluster_that_is_open_to_all_is_refused_unless_that_is_accepted(open_ray):
     assert takes(open_ray, STRANGER)
-    said = r"cluster 'lab' at .* wants no token: .*; start it with RAY_AUTH_MODE=token, or pass --insecure to use it"
-    with pytest.raises(ClusterError, match=said):
+    message = r"cluster 'lab' at .* wants no token: .*; start it with RAY_AUTH_MODE=token, or pass --insecure to use it"
+    with pytest.raises(ClusterError, match=message):
         refuse_open(f"cluster 'lab' at {open_ray}", open_ray, insecure=False)
     refuse_open("cluster 'lab'", open_ray, insecure=True)
     assert open_to_all("cluster 'lab'", open_ray).startswith("cluster 'lab' wants no token: whoever reaches it can run")
@@ -86,9 +86,9 @@ try:
 except ClusterError as error:
     print(error)
 """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    kept["RAY_TMPDIR"] = str(far)
-    noted = subprocess.run([sys.executable, "-c", program], env=kept, capture_output=True, text=True, check=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment["RAY_TMPDIR"] = str(far)
+    noted = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert noted.stdout.startswith("Ray does not start on this machine (")
     assert "107 bytes" in noted.stdout
     assert "a short path and some room, RAY_TMPDIR or else /tmp" in noted.stdout
@@ -137,10 +137,12 @@ def test_other_users_find_no_token_no_port_and_no_folder_of_a_local_ray(tmp_path
     (tmp_path / "stands").mkdir()
     for name in ("tokenizers", "torch", "datasets", "numpy"):
         (tmp_path / "stands" / f"{name}.py").write_text("raise ImportError('from where the user stands')")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    kept |= {"HOME": str(tmp_path / "home"), "RAY_AUTH_MODE": "disabled"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"HOME": str(tmp_path / "home"), "RAY_AUTH_MODE": "disabled"}
     command = [sys.executable, "-P", "-c", LOCAL]
-    noted = subprocess.run(command, cwd=tmp_path / "stands", env=kept, capture_output=True, text=True, check=True)
+    noted = subprocess.run(
+        command, cwd=tmp_path / "stands", env=environment, capture_output=True, text=True, check=True
+    )
     saw = json.loads(noted.stdout)
     assert saw["doors"] == ["127.0.0.1"]
     programs = {
@@ -172,17 +174,17 @@ def test_a_token_file_that_others_can_read_is_closed_to_them(linked, tmp_path, m
     token = tmp_path / "token"
     token.write_text("a" * 64)
     token.chmod(0o644)
-    named = tmp_path / ".ray" / "auth_token"
-    named.parent.mkdir()
-    named.symlink_to(token) if linked else token.rename(named)
+    default_file = tmp_path / ".ray" / "auth_token"
+    default_file.parent.mkdir()
+    default_file.symlink_to(token) if linked else token.rename(default_file)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
     with caplog.at_level(logging.WARNING):
         close_token_file()
         close_token_file()
-    assert named.stat().st_mode & 0o777 == 0o600
+    assert default_file.stat().st_mode & 0o777 == 0o600
     assert [record.getMessage() for record in caplog.records] == [
-        f"other users could read {named}, with its permissions 0644; they are 0600 now: renew the token"
+        f"other users could read {default_file}, with its permissions 0644; they are 0600 now: renew the token"
     ]
 
 
@@ -253,13 +255,13 @@ try:
 except ClusterError as error:
     print(error)
 """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    kept |= {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "A_TOKEN": "0" * 64}
-    noted = subprocess.run([sys.executable, "-c", program], env=kept, capture_output=True, text=True, check=True)
-    said = (
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    environment |= {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "A_TOKEN": "0" * 64}
+    noted = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    message = (
         "cluster 'lab' at auto does not accept the token; put the cluster's token into the environment variable A_TOKEN"
     )
-    assert noted.stdout.strip() == said
+    assert noted.stdout.strip() == message
 
 
 def test_a_cluster_that_wants_a_token_is_used(ray_cluster):

@@ -359,11 +359,11 @@ def test_a_group_that_shall_be_new_restarts_between_trials_only():
         left = await leave(dispatcher, FINISHED)
         await dispatcher.offer("u", assignment())
         again = await dispatcher.next("worker-group", "new")
-        kept = await leave(dispatcher, FINISHED, trial="u")
+        second = await leave(dispatcher, FINISHED, trial="u")
         idle = asyncio.ensure_future(dispatcher.next("worker-group", "new"))
         await others_go_on()
         await dispatcher.renew("worker-group")
-        return left, again.trial, kept, (await idle).kind
+        return left, again.trial, second, (await idle).kind
 
     assert running(steps) == (False, "u", True, "renew")
 

@@ -225,8 +225,8 @@ def test_a_sweep_on_three_nodes_has_the_stores_and_scores_of_one(storage, tiny_f
     sweep = read_sweep(tmp_path / "sweep.yaml")
     prepared = prepare(sweep, tmp_path / "alone")
     alone = files_in(tmp_path / "alone" / "stores")
-    there = files_in(tmp_path / "three" / "stores") if server is None else files_in_bucket(server, "three/stores/")
-    assert there == {name: alone[name] for name in alone if server is None or PASSED_ON.fullmatch(name)}
+    together = files_in(tmp_path / "three" / "stores") if server is None else files_in_bucket(server, "three/stores/")
+    assert together == {name: alone[name] for name in alone if server is None or PASSED_ON.fullmatch(name)}
     for name, _, params, reports in saw["rows"]:
         trial, reporter = make_trial(sweep, int(name[1:]), params), Mock(**{"stopped.return_value": False})
         train(trial, prepared, tmp_path / name, reporter, ProcessGroup(), torch.device("cpu"))

@@ -40,8 +40,8 @@ def room(ray_cluster):
         SHARED.pop().__exit__(None, None, None)
 
 
-def offer(pool, folder, name, **asked):
-    pool.dispatcher.offer(name, toy(folder / name, **asked))
+def offer(pool, folder, name, **settings):
+    pool.dispatcher.offer(name, toy(folder / name, **settings))
 
 
 def starts(folder, name):
@@ -61,10 +61,10 @@ def test_two_groups_of_two_workers_run_six_trials(pool, tmp_path):
 
 def processes(title="RayTrainWorker"):
     """The ids of Ray's processes with this word in their title."""
-    found = set()
+    matches = set()
     for process in psutil.Process().children(recursive=True):
-        found |= {process.pid} if title in " ".join(command_line(process)[:1]) else set()
-    return found
+        matches |= {process.pid} if title in " ".join(command_line(process)[:1]) else set()
+    return matches
 
 
 def test_a_warm_group_starts_trial_after_trial_in_the_same_processes(pool, tmp_path):
@@ -309,8 +309,8 @@ def test_a_first_trial_that_leaks_is_noticed(monkeypatch):
     monkeypatch.setattr(process_states, "FIRST", 64 * 2**20)
     process_state = process_states.ProcessState(threads)
     assert process_state.leak() == ""
-    kept = process_states.ProcessState(threads), torch.ones(700, 2**18)
-    assert re.fullmatch(r"\d+ MiB of memory", kept[0].leak())
+    holders = process_states.ProcessState(threads), torch.ones(700, 2**18)
+    assert re.fullmatch(r"\d+ MiB of memory", holders[0].leak())
 
 
 @pytest.mark.long

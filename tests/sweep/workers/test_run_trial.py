@@ -41,16 +41,16 @@ def test_only_what_the_storage_refuses_is_no_failure_of_the_trial(tiny, tmp_path
     storage = tmp_path / "storage"
     storage.mkdir()
     write_prepared(prepared, storage / "prepared.json")
-    given = TrialAssignment(
+    order = TrialAssignment(
         trial=plain(make_trial(sweep, 0, {})),
         prepared=str(storage / "prepared.json"),
         folder=str(storage / "t0000"),
         storage=str(storage),
     )
 
-    def met(*named, assignment=given):
+    def met(*names, assignment=order):
         def train(*_):
-            raise OSError(code, os.strerror(code), *named)
+            raise OSError(code, os.strerror(code), *names)
 
         monkeypatch.setattr(trials, "train", train)
         with pytest.raises((StorageError, OSError)) as caught:
@@ -65,4 +65,4 @@ def test_only_what_the_storage_refuses_is_no_failure_of_the_trial(tiny, tmp_path
     assert not met(elsewhere)
     assert not met(str(elsewhere))
     assert not met(str(linked / "cache"))
-    assert met(elsewhere, assignment=replace(given, storage=None)), "a trial without a driver has none"
+    assert met(elsewhere, assignment=replace(order, storage=None)), "a trial without a driver has none"

@@ -96,7 +96,7 @@ def test_what_ends_a_task_is_one_line_that_says_what_to_do(ray_cluster, work, ki
 
 
 def stop_once(number, times, folder):
-    """A task whose process is stopped so many times, as by a debugger or a file system that hangs."""
+    """A task whose process is stopped this many times, as by a debugger or a file system that hangs."""
     begun = len(list(folder.glob(f"{number}-*")))
     (folder / f"{number}-{begun}").touch()
     if begun < times:

@@ -156,7 +156,7 @@ def _factor(vectors: Float[Tensor, "rows dim"], precision: Precision) -> Float[T
 
 
 def _cosines(x: Float[Tensor, "rows dim"], y: Float[Tensor, "columns dim"]) -> Float[Tensor, "rows columns"]:
-    """The cosines, where the factors are."""
+    """[rows, columns] cosines in fp32, on the device of the factors."""
     if x.is_cuda or (x.dtype == torch.bfloat16 and not emulates_bf16()):
         return (x @ y.T).float()
     return product(x.float(), y.float().T)

@@ -36,7 +36,7 @@ class FineTuning:
     """How the head and the encoder are trained; XTREME's for models of base size."""
 
     epochs: int | None = None
-    """Over the English training file; `EPOCHS` where absent."""
+    """Over the English training file; `EPOCHS` if absent."""
     learning_rate: float = 2e-5
     """AdamW's at the start, without weight decay; it falls linearly to 0, without warm-up. Large models: 3e-5."""
     batch: int = 32

@@ -80,7 +80,7 @@ class SweepRun:
         self.stop.raise_if_stopped()
 
     def run(self) -> bool:
-        """Preparation and search; True when the budget's trials are all there, False where somebody asked to stop."""
+        """Preparation and search; True if the budget's trials are all there, False after a request to stop."""
         sweep, cluster, folder = self.sweep, self.cluster, self.folder
         try:
             self.stop.raise_if_stopped()

@@ -243,7 +243,7 @@ def environment_facts() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit of the source tree, `+dirty` with uncommitted changes; `none` where installed from a wheel."""
+    """The commit of the source tree, `+dirty` with uncommitted changes; `none` if installed from a wheel."""
     root = Path(__file__).resolve().parents[4]
     if not (root / ".git").exists():
         return "none"

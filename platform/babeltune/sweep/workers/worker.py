@@ -137,8 +137,8 @@ class DispatcherReporter:
         """A checkpoint is on the disk; there is nothing more to do."""
 
 
-RunTrial = Callable[[TrialAssignment, DispatcherReporter, int, int, str], None]
-"""Trains the trial of an assignment on this rank, of so many, on this device (`run_trial.run`)."""
+RunTrial = Callable[[TrialAssignment, Reporter, int, int, str], None]
+"""Trains the trial of an assignment on one rank of the worker group, on this device (`run_trial.run`)."""
 
 
 def answer_of(call: ray.ObjectRef) -> Any:
