@@ -48,7 +48,7 @@ class ExampleRequest(TypedDict):
     value: float
 
 
-def work(assignment: TrialAssignment, dispatcher: Reporter, rank: int, world: int, device: str) -> None:
+def work(assignment: TrialAssignment, dispatcher: DispatcherReporter, rank: int, world: int, device: str) -> None:
     """A worker group's trial: `reports` reports over `seconds` seconds of sleep."""
     request = cast("ExampleRequest", assignment.trial)
     reports, seconds, value = request["reports"], request["seconds"], request["value"]

@@ -79,13 +79,27 @@ def long_sentences(path: str, line: int, text: str) -> Iterator[Fault]:
             yield Fault(path, line, f"{words} words in a sentence, at most {LONGEST_SENTENCE}: {sentence[:70]}…")
 
 
-def old_words(path: str, line: int, text: str) -> Iterator[Fault]:
-    """A fault for each word of the old vocabulary."""
-    for number, each in enumerate(text.split("\n")):
-        allowed = ALLOWED.sub("", each) if ANY_BANNED.search(each) else ""
-        for pattern, instead in BANNED.items() if allowed else ():
-            for match in re.finditer(pattern, allowed, re.IGNORECASE):
-                yield Fault(path, line + number, f"{match[0]!r} is of the old vocabulary; write: {instead}")
+def avoided_phrases(path: str, line: int, text: str) -> Iterator[Fault]:
+    """A fault for each phrase that is hard to read."""
+    if ANY_AVOIDED.search(text):
+        for number, each in enumerate(text.split("\n")):
+            for pattern, instead in AVOIDED.items():
+                for match in re.finditer(pattern, each):
+                    yield Fault(path, line + number, f"{match[0]!r} is hard to read; write: {instead}")
+
+
+def vague_names(path: str, tree: ast.AST) -> Iterator[Fault]:
+    """A fault for each variable, parameter or function whose name does not say what it is."""
+    for node in ast.walk(tree):
+        name = ""
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.id
+        elif isinstance(node, ast.arg):
+            name = node.arg
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            name = node.name
+        if name.strip("_") in VAGUE:
+            yield Fault(path, getattr(node, "lineno", 1), f"the name {name!r} does not say what it is")
 
 
 def documented(tree: ast.AST) -> Iterator[tuple[ast.Constant, ast.stmt | None]]:

@@ -10,5 +10,5 @@ def both_ways(left, right, k, *, precision="fp32", tile=None, progress=uncounted
     x, y = UnitRows(left), UnitRows(right)
     check(x, y, k)
     best = nothing(len(x), len(y), k, precision)
-    scan(x, y, best, Block((0, len(x)), (0, len(y))), precision=precision, tile=tile, progress=progress)
+    scan(x, y, best, Tile((0, len(x)), (0, len(y))), precision=precision, tile=tile, progress=progress)
     return settle(x, y, best, k, precision)

@@ -1,4 +1,4 @@
-"""The effect of our departures from print: LEALLA's scale and temperature, Park's rate and readings, Li's rate."""
+"""What our departures from print change: a table for each paper's scale, rate, reading, denominator or word list."""
 
 from collections.abc import Iterable
 from dataclasses import replace

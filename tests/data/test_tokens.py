@@ -168,8 +168,8 @@ def test_a_small_corpus_is_tokenized_in_eight_shards_with_the_same_tokens(tmp_pa
 def test_texts_prompt_length_and_tokenizer_decide_the_store(tmp_path, tokenizer):
     other = load_tokenizer(Transformer(), train_tokenizer(TEXTS, 150, folder=tmp_path / "other"))
     before = tokenizer.backend_tokenizer.to_str()
-    cuts = [(TEXTS, tokenizer, cut) for cut in (Cut("", 8), Cut("a", 8), Cut("", 9))]
-    variants = [*cuts, (TEXTS[1:], tokenizer, Cut("", 8)), (TEXTS, other, Cut("", 8))]
+    cuts = [(TEXTS, tokenizer, cut) for cut in (TokenCut("", 8), TokenCut("a", 8), TokenCut("", 9))]
+    variants = [*cuts, (TEXTS[1:], tokenizer, TokenCut("", 8)), (TEXTS, other, TokenCut("", 8))]
     assert len({build_token_store(tmp_path, *arguments) for arguments in variants}) == 5
     assert tokenizer.backend_tokenizer.to_str() == before, "building leaves the tokenizer as it was"
 

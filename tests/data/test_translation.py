@@ -108,8 +108,8 @@ def test_without_a_target_token_a_model_begins_as_it_was_saved(how, folder, tmp_
     settings = GenerationConfig.from_pretrained(folder)
     settings.forced_bos_token_id = NUMBERS["__two__"]
     settings.save_pretrained(tmp_path / "own")
-    translations = Model(how, tmp_path / "own", "back").translate(TEXTS[:9], lambda done: None)
-    assert translations == Model(replace(how, target_token="__two__"), folder, "back").translate(
+    translations = TranslationModel(how, tmp_path / "own", "back").translate(TEXTS[:9], lambda done: None)
+    assert translations == TranslationModel(replace(how, target_token="__two__"), folder, "back").translate(
         TEXTS[:9], lambda done: None
     )
     assert any(translations[0])

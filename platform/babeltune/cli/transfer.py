@@ -149,7 +149,7 @@ def transfer_record(
     model: str, digest: str, files: TaskFiles, examples: AllExamples, settings: FineTuning, outcome: Outcome
 ) -> TransferRecord:
     """The record of a transfer: model, text, the scores of each language and their averages."""
-    from babeltune.apps.transfer.finetune import DevText, Text, TransferRecord
+    from babeltune.apps.transfer.finetune import DevText, ExampleFile, TransferRecord
     from babeltune.apps.transfer.scores import average
 
     def facts(path: str, read: Examples) -> dict[str, Any]:

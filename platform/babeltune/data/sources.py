@@ -226,25 +226,7 @@ def whole_parts(form: Form, refusals: Refusals, parts: Iterable[Part]) -> list[T
 
 
 def read_file(source: Source, path: Path, names: Sequence[str], content: Digest, longest: int) -> Iterator[Row]:
-    """The named columns of a file in the source's format. Raises `DataError` as its reader and as `unchanged`."""
-    return unchanged(path, partial(_read_file, source, path, names, content, longest))
-
-
-def unchanged(path: Path, read: Callable[[], Iterable[Result]]) -> Iterator[Result]:
-    """The content of a file. `DataError` if the file changes meanwhile: its digest would not be that of its rows."""
-    before, refusal = version(path), None
-    try:
-        yield from read()
-    except DataError as error:
-        refusal = error
-    if path.is_file() and version(path) != before:  # a pipe changes as it is read
-        words = "let what writes it end, and run this again"
-        raise DataError(f"{path} was changed while it was read; {words}") from refusal
-    if refusal is not None:
-        raise refusal
-
-
-def _read_file(source: Source, path: Path, names: Sequence[str], content: Digest, longest: int) -> Iterator[Row]:
+    """The named columns of a file in the source's format. Raises `DataError` as its reader."""
     if isinstance(source, TranslationFileSource):
         units = translation_files.units(path, source.format, content, longest, source.codec)
         return translation_files.unit_rows(path, names, units)

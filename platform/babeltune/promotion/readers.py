@@ -19,7 +19,7 @@ GRAPH = "model.onnx"
 MISSING = "packages are missing; pip install 'babeltune[onnx]'"
 
 
-class Reader(Protocol):
+class FolderReader(Protocol):
     """An encoder of such a folder."""
 
     prompt: str

@@ -48,8 +48,8 @@ def test_given_pairs_are_scored_against_their_neighbourhoods(margin, k, tmp_path
         ratio = cosine / around if around > 0 else math.nan
         expected.append({"ratio": ratio, "distance": cosine - around, "absolute": cosine}[margin])
     source, target = [f"s{row}" for row in rows], [f"t{row}" for row in columns]
-    pairs = Pairs(source=source, target=target, read=len(source), digest="")
-    settings = Settings(k=k, margin=margin)
+    pairs = CandidatePairs(source=source, target=target, read=len(source), digest="")
+    settings = MiningSettings(k=k, margin=margin)
     scores = score_pairs(pairs, settings, toy(tmp_path))
     assert scores == pytest.approx(expected, rel=1e-4, abs=1e-6, nan_ok=True)
     if margin == "ratio":

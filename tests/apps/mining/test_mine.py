@@ -50,7 +50,7 @@ def vector_of(text):
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """The toy model, and what it was given."""
+    """The toy model, and the texts that it encoded."""
     encoded_texts = []
 
     def encode(self, texts):

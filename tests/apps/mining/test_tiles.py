@@ -32,7 +32,10 @@ def vectors(rows, dim, seed, repeats=0):
 
 def by_loops(queries, candidates, k):
     """Indices of the k nearest: float64 cosines of the unit rows, rounded to fp32, the lowest index first of equals."""
-    x, y = Rows(queries).block(0, len(queries)).double().numpy(), Rows(candidates).block(0, len(candidates)).numpy()
+    x, y = (
+        UnitRows(queries).block(0, len(queries)).double().numpy(),
+        UnitRows(candidates).block(0, len(candidates)).numpy(),
+    )
     indices = []
     for row in x:
         cosines = (row * y.astype(np.float64)).sum(1).astype(np.float32)
@@ -147,8 +150,8 @@ def test_any_split_into_blocks_in_any_order_gives_the_same_as_the_whole(n, m, se
         )
         scan(UnitRows(x), UnitRows(y), part, block, tile=(8, 16))
         totals[random.randrange(2)].add(part, block)
-    totals[0].add(totals[1], Block((0, n), (0, m)))
-    matches, whole = settle(Rows(x), Rows(y), totals[0], k), both_ways(x, y, k)
+    totals[0].add(totals[1], Tile((0, n), (0, m)))
+    matches, whole = settle(UnitRows(x), UnitRows(y), totals[0], k), both_ways(x, y, k)
     for one, other in ((matches.forward, whole.forward), (matches.backward, whole.backward)):
         assert torch.equal(one.index, other.index)
         assert torch.allclose(one.cosine, other.cosine, atol=1e-6)

@@ -143,7 +143,12 @@ def test_it_learns_repeats_and_depends_on_the_seed(folder):
 def test_the_epoch_that_is_best_on_dev_is_scored(folder, tmp_path):
     examples = learnable(tmp_path / "train.tsv")
     outcome = finetune.transfer(
-        folder, "pawsx", examples, {"en": examples}, Settings(epochs=4, learning_rate=1e-2, max_tokens=40), dev=examples
+        folder,
+        "pawsx",
+        examples,
+        {"en": examples},
+        FineTuning(epochs=4, learning_rate=1e-2, max_tokens=40),
+        dev=examples,
     )
     assert len(outcome.dev) == 4
     assert outcome.scores["en"]["accuracy"] == max(outcome.dev)

@@ -153,7 +153,7 @@ def test_another_machine_goes_on_with_the_shards_that_the_bucket_has(build, mach
     with one.shares_stores(), pytest.raises(KeyboardInterrupt):
         build(one.stores, one.cut_off)
     key, bucket = one.mirror.key(one.stores / local[0].name), one.mirror.store
-    assert not other.mirror.pull_package(key), "an unfinished store is none"
+    assert not other.mirror.pull_package(key), "an unfinished store is not pulled"
     keys = sorted(bucket.entries(key))
     (first, *_), (record, *_) = ([at for at in keys if at.endswith(end)] for end in (".bin", DONE))
     if damage == "a shard is gone":

@@ -90,7 +90,9 @@ def baselines_among(models: Iterable[str], teacher: Teacher) -> tuple[str, ...]:
     return tuple(baselines.values())[:MOST_BASELINES]
 
 
-def propose(groups: Sequence[Group], teacher: Teacher, machine: Machine, models: Iterable[str] = ()) -> Proposal:
+def propose(
+    groups: Sequence[LanguageSet], teacher: Teacher, machine: MachineFacts, models: Iterable[str] = ()
+) -> Proposal:
     """The sweep for these rows on this machine, with these models at hand."""
     languages = dict.fromkeys(language for group in groups for language in group.texts)
     rows = sum(group.size("train") for group in groups)

@@ -137,7 +137,7 @@ class DispatcherReporter:
         """A checkpoint is on the disk; there is nothing more to do."""
 
 
-RunTrial = Callable[[TrialAssignment, Reporter, int, int, str], None]
+RunTrial = Callable[[TrialAssignment, DispatcherReporter, int, int, str], None]
 """Trains the trial of an assignment on one rank of the worker group, on this device (`run_trial.run`)."""
 
 
