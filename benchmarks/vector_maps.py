@@ -50,8 +50,9 @@ def text_vectors(model: SentenceTransformer, texts: Sequence[str]) -> Side:
 
 
 def nearness(left: Side, right: Side) -> tuple[float, float, float]:
-    """The mean cosine of what belongs to one row, that of all others, and the share of the left side's vectors whose
-    nearest one on the right is of the same row."""
+    """The mean cosine of what belongs to one row, and that of all others.
+
+    The third value is the share of the left side's vectors whose nearest one on the right is of the same row."""
     near = cosines(left[0], right[0])
     same = left[1][:, None] == right[1][None, :]
     return float(near[same].mean()), float(near[~same].mean()), float((right[1][near.argmax(1)] == left[1]).mean())
