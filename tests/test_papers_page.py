@@ -18,6 +18,7 @@ from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Parameter
 from benchmarks import bought, filtered
 from benchmarks.tables.__main__ import TABLES
+from benchmarks.tables.departures import DEPARTURES
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/papers.md").read_text(encoding="utf-8")
@@ -224,6 +225,19 @@ def test_every_table_of_a_paper_is_on_the_page_or_leads_there():
     shown = set(re.findall(r"TABLE=(\w+)", PAGE))
     for paper in ("park", "tan", "mao", "li", "chen"):
         assert shown & {name for name in TABLES if name.startswith(paper)}
+
+
+def test_a_departure_from_print_links_its_table_or_says_how_to_run_it():
+    """A page that was written since is linked, so that no measured effect is called unmeasured."""
+    section = PAGE.partition("\n## Departures from print\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| .+ \| .+ \| (.+?) \|$", section, re.MULTILINE)[1:]
+    measured = {path.stem for path in (ROOT / "docs/measured/tables").glob("*.json")}
+    for cell in rows[1:]:
+        linked, to_run = re.findall(r"\(tables/(\w+)\.md\)", cell), re.findall(r"TABLE=(\w+)", cell)
+        assert set(linked) <= measured
+        assert set(to_run) <= TABLES.keys() - measured, f"{cell} was run: link its page"
+        assert linked or to_run or len(cell.removeprefix("not: ")) > 10, "a reason"
+    assert {table.name for table in DEPARTURES} <= set(re.findall(r"(?:TABLE=|tables/)(\w+)", section))
 
 
 def test_the_figures_of_models_to_buy_are_those_of_the_record():

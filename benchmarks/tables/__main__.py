@@ -15,7 +15,7 @@ from babeltune.apps.sweep_plan import machine_of
 from babeltune.errors import BabeltuneError, SpecError
 from babeltune.planning.plan import make_plan
 from babeltune.schema.cluster import read_cluster
-from benchmarks.tables.chen_losses import CHEN_LONGER, CHEN_LOSSES
+from benchmarks.tables.chen_losses import CHEN_ENCODER, CHEN_LONGER, CHEN_LOSSES
 from benchmarks.tables.definition import Record, Table
 from benchmarks.tables.departures import DEPARTURES
 from benchmarks.tables.li_depth import LI_DEPTH
@@ -44,6 +44,7 @@ from benchmarks.tables.words import with_words
 TABLES = {
     table.name: table
     for table in (
+        CHEN_ENCODER,
         CHEN_LONGER,
         CHEN_LOSSES,
         *DEPARTURES,

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from babeltune.data import pair_scores
 from babeltune.data.contamination import jaccard
-from babeltune.data.pair_scores import NEIGHBOURS, distinct_words, margins, similarities, symbols
+from babeltune.data.pair_scores import NEIGHBOURS, distinct_words, margins, similarities, symbols, write_scores
 from babeltune.data.prepared import read_prepared
+from babeltune.data.shards import run_here
+from babeltune.data.teacher import encode_shard
 from babeltune.data.texts import Texts
 from babeltune.data.thresholds import THRESHOLDS, passing, thresholds
 from babeltune.errors import MethodError, TrainingError
@@ -181,6 +183,36 @@ def test_a_hundred_thresholds_cost_one_pass_and_the_scores_are_stored_with_the_p
     assert sorted(path.name for path in Path(prepared.folder).glob("score-*")) == sorted(
         f"score-{name}.npy" for name in THRESHOLDS
     )
+
+
+@pytest.mark.slow
+def test_a_hundred_margins_are_one_scoring_and_no_second_encoding_by_the_teacher(tiny_file, tmp_path, monkeypatch):
+    scorings, encodings = [], []
+
+    def scored_and_counted(*arguments):
+        scorings.append(arguments)
+        write_scores(*arguments)
+
+    def encoded_and_counted(function, arguments, *, gpu=False):
+        if function is encode_shard:
+            encodings.extend(str(file) for _, file, *_ in arguments)
+        return run_here(function, arguments, gpu=gpu)
+
+    monkeypatch.setattr("babeltune.data.prepare.write_scores", scored_and_counted)
+    tried = np.linspace(0.8, 1.4, 100).round(4)
+    digests, encoded = set(), set()
+    for part in np.split(tried, 4):
+        searched = f"parameters.data.sampling.least_margin={{choice: {part.tolist()}}}"
+        sweep = read_sweep(tiny_file, assignments=[FEW, KNOWS, searched])
+        prepared = prepare(sweep, tmp_path, run_shards=encoded_and_counted)
+        digests.add(prepared.digest)
+        encoded.add(len(encodings))
+    assert (len(digests), len(scorings)) == (1, 1)
+    assert len(encoded) == 1, "the first sweep encodes, and no other"
+    assert encodings
+    left = [len(passing(prepared, Sampling(least_margin=least))) for least in tried.tolist()]
+    assert left == sorted(left, reverse=True)
+    assert len(set(left)) > 20, "each of many trials has pairs of its own"
 
 
 @pytest.mark.slow

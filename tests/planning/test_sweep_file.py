@@ -675,7 +675,13 @@ SHIPPED = [name for name in FILES if "\nmethod: " in (repository() / name).read_
 EVALUATED = [name for name in FILES if Path(name).parent.name == "evaluation"]  # for `babeltune evaluate`
 EVALUATIONS = [name for name in EVALUATED if Path(name).name not in ("mteb_bitext.yaml", "bought.yaml")]
 """Those that add to a sweep's test sets."""
-FROM_HUB = ("search_spaces/pretrained.yaml", "search_spaces/ladder.yaml")  # their students begin as a model of the hub
+FROM_HUB = (
+    "search_spaces/pretrained.yaml",
+    "search_spaces/ladder.yaml",
+    "search_spaces/reproduce/chen_encoder.yaml",
+    "search_spaces/reproduce/chen_encoder_start.yaml",
+)
+"""Their students begin as a model of the hub."""
 OVERLAYS = [name for name in FILES if name not in (*SHIPPED, *EVALUATED)]  # what needs a sweep file beside it
 
 
