@@ -50,14 +50,14 @@ class Figures:
     """The measurements at one size."""
 
     pairs: int
-    kept: int  # pairs that are trained on
+    trained: int  # pairs that are trained on
     cpu: float
     seconds: float
     memory: int  # peak of anonymous bytes
 
     def shown(self) -> str:
         us_per_pair = self.cpu / self.pairs * 1e6
-        numbers = f"{self.pairs:>12,} {self.kept:>12,} {self.cpu:>8.1f} {us_per_pair:>8.1f}"
+        numbers = f"{self.pairs:>12,} {self.trained:>12,} {self.cpu:>8.1f} {us_per_pair:>8.1f}"
         return f"{numbers} {self.seconds:>8.1f} {self.memory >> 20:>11,}"
 
 

@@ -38,9 +38,9 @@ def token_vectors(model: SentenceTransformer, texts: Sequence[str]) -> Side:
     special = set(model.tokenizer.all_special_ids)
     for place, text in enumerate(texts):
         (features,) = model.encode([text], output_value=None, convert_to_numpy=False)
-        own = [number not in special for number in features["input_ids"].tolist()]
-        vectors.append(features["token_embeddings"][own].float().numpy())
-        places += [place] * sum(own)
+        is_text = [number not in special for number in features["input_ids"].tolist()]
+        vectors.append(features["token_embeddings"][is_text].float().numpy())
+        places += [place] * sum(is_text)
     return np.concatenate(vectors), np.array(places)
 
 
@@ -60,8 +60,8 @@ def nearness(left: Side, right: Side) -> tuple[float, float, float]:
 
 def draw_tokens(sides: Mapping[str, tuple[Side, Side]], picture: Path) -> None:
     """A panel for each model: a colour for each row, and a mark for each language."""
-    with panels(picture, len(sides), 3.2) as (_, found):
-        for panel, (name, both) in zip(found, sides.items(), strict=True):
+    with panels(picture, len(sides), 3.2) as (_, axes):
+        for panel, (name, both) in zip(axes, sides.items(), strict=True):
             positions = in_plane(np.concatenate([vectors for vectors, _ in both]))
             ends = np.cumsum([0, *(len(places) for _, places in both)])
             for mark, (_, places), start, end in zip(MARKS, both, ends[:-1], ends[1:], strict=True):
@@ -72,15 +72,15 @@ def draw_tokens(sides: Mapping[str, tuple[Side, Side]], picture: Path) -> None:
 
 def draw_words(sides: Mapping[str, tuple[Side, Side]], words: Sequence[Sequence[str]], picture: Path) -> None:
     """A panel for each model: the cosine of each word with each word of the other language."""
-    with warnings.catch_warnings(), panels(picture, len(sides), 3.2) as (figure, found):
+    with warnings.catch_warnings(), panels(picture, len(sides), 3.2) as (figure, axes):
         warnings.filterwarnings("ignore", "Glyph")  # the picture names its letters and holds no font
-        for panel, (name, (left, right)) in zip(found, sides.items(), strict=True):
+        for panel, (name, (left, right)) in zip(axes, sides.items(), strict=True):
             mesh = panel.pcolormesh(cosines(left[0], right[0]), vmin=0, vmax=1, cmap="Blues")
             panel.set(title=name, aspect="equal")
             panel.set_xticks(np.arange(len(words[1])) + 0.5, words[1], rotation=90)
             panel.set_yticks(np.arange(len(words[0])) + 0.5, words[0])
             panel.invert_yaxis()
-        figure.colorbar(mesh, ax=found, label="cosine")
+        figure.colorbar(mesh, ax=axes, label="cosine")
 
 
 def maps(kind: str, texts: Sequence[Sequence[str]], models: Mapping[str, str], picture: Path) -> str:

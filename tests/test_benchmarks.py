@@ -469,7 +469,7 @@ def test_a_corpus_is_measured_at_a_small_size(tmp_path):
 
     figures = corpus.measure(tmp_path, 2_000)
     assert figures.pairs == 2_000
-    assert 1_000 < figures.kept < 2_000
+    assert 1_000 < figures.trained < 2_000
     assert min(figures.cpu, figures.seconds, figures.memory) > 0
 
 

@@ -126,7 +126,7 @@ def show(rows: Rows, corpora: Sequence[str]) -> None:
             f"{f'{ratio(rows, name, other):.2f}' if other in rows else '-':>{size}}"
             for other, size in (("random", 9), ("today", 8))
         )
-        share = np.mean([outcome.found for outcomes in by_corpus.values() for outcome in outcomes])
+        share = np.mean([outcome.succeeded for outcomes in by_corpus.values() for outcome in outcomes])
         print(f"{name:<{width}}{cells}{ratio_cells}{f'{share:.0%}':>7}{len(by_corpus[corpora[0]]):>7}")
 
 

@@ -34,7 +34,7 @@ class Outcome:
 
     seconds: float  # counted
     trials: int  # begun until then
-    found: bool  # whether it ever was
+    succeeded: bool  # whether it ever was
 
 
 def contest(surrogate: Surrogate, contestant: Contestant, points: list[dict[str, Scalar]], seed: int) -> Outcome:

@@ -48,7 +48,7 @@ TAN_SIGMA = Table(
     budget="one Transformer for Sinhala (12 layers in the authors' code), 752,000 pairs, batches of 32 and a queue of "
     "4,096, on A100. Figure 4 is a line without numbers, of BLEU after a corpus was filtered with the encoder.",
     ours="One static student for Russian goes on from a distilled one, for one epoch of 18,000 everyday sentences. "
-    "Every fourth is about Tom, so many are nearly the same. One in seven English sentences is there again. The "
+    "Every fourth is about Tom, so nearly equal ones are frequent. One in seven English sentences is there again. The "
     "teacher is all-MiniLM-L6-v2, which encodes the English side of every set. CO takes the text shuffled, and "
     "CO-Filter takes it by length. Sigma 1 leaves out exact repeats alone, and 0.9 is the paper's. The other sigmas "
     "are quantiles of the cosines of a sentence and the queue. They leave out about 0.1, 1, 10 and 50 % of the queue. "

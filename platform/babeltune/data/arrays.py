@@ -40,7 +40,7 @@ class _Arena:
         self._used = 0
 
     def bytes(self, size: int) -> NDArray[np.uint8]:
-        """So many zeros. The segment lives as long as one of its arrays."""
+        """An array of zeros. The segment lives as long as one of its arrays."""
         with self._lock:
             segment = None if self._segment is None else self._segment()
             if segment is None or self._used + size > len(segment):

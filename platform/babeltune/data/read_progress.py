@@ -50,7 +50,7 @@ def counting_bytes(data: Data, root: Path, tell: Callable[[int, int], None]) -> 
 
 
 def count(done: int, of: int = 0) -> None:
-    """So many bytes more have been read, and `of` more are to be read than was known before."""
+    """`done` more bytes have been read, and `of` more are to be read than was known before."""
     meter = _meter.get()
     if meter is not None:
         meter.count(done, of)
