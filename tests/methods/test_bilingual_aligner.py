@@ -59,11 +59,11 @@ def printed(config, x, y, source_ids, target_ids):
         total = 0.0
         for i in range(n):
             at = [math.exp(sum(p * q for p, q in zip(a[i], c, strict=True)) / config.temperature) for c in [*b, *a]]
-            # A candidate that says what the positive says (or the row, if its own side is there too) is no negative.
-            said = {other[i], *([own[i]] if intra else [])} if masked else set()
-            below = at[i] + sum(at[j] for j in range(n) if j != i and other[j] not in said)
+            # A candidate that says what the positive says (or the row, where its own side is there too) is none.
+            repeats = {other[i], *([own[i]] if intra else [])} if masked else set()
+            below = at[i] + sum(at[j] for j in range(n) if j != i and other[j] not in repeats)
             if intra:
-                below += sum(at[n + j] for j in range(n) if j != i and own[j] not in said)
+                below += sum(at[n + j] for j in range(n) if j != i and own[j] not in repeats)
             total -= math.log(at[i] / below)
         return total / n
 

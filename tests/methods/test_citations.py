@@ -58,7 +58,7 @@ def table(where):
 def places_in(text):
     """The places that a text names, in small letters (an appendix keeps its letter)."""
     plain = re.sub(r"\s*\n\s*#?\s*", " ", OTHER_PAPERS.sub("", text))
-    return {found.group()[0].lower() + found.group()[1:] for found in PLACE.finditer(plain)}
+    return {match.group()[0].lower() + match.group()[1:] for match in PLACE.finditer(plain)}
 
 
 # --- What is cited --------------------------------------------------------------------------------------------------
@@ -83,11 +83,11 @@ def test_the_table_has_no_setting_and_no_file_that_is_gone():
 @pytest.mark.slow
 def test_each_place_that_a_file_names_is_in_the_table():
     for file in FILES:
-        own = {row["place"] for row in table(file) if row["place"]}
+        table_places = {row["place"] for row in table(file) if row["place"]}
         of_fields = {row["place"] for row in ROWS if row["where"].startswith(f"{Path(file).stem}.")}
-        found = places_in((ROOT / file).read_text("utf-8"))
-        assert found <= (own | of_fields if file.startswith("methods/") else own), file
-        assert own <= found, file
+        places = places_in((ROOT / file).read_text("utf-8"))
+        assert places <= (table_places | of_fields if file.startswith("methods/") else table_places), file
+        assert table_places <= places, file
 
 
 def test_methods_prints_the_corrected_places(capsys):
@@ -135,18 +135,18 @@ def strangers(text, rows):
     """The clauses with a number that the rows do not have: those of the clause's places and of the others it names.
 
     A clause that names neither may have any number of the rows."""
-    found = []
+    unsupported = []
     for clause in clauses(text):
-        named = places_in(clause)
-        own = [
+        places = places_in(clause)
+        cited_rows = [
             row
             for row in rows
-            if (row["place"] in named if row["place"] else row["source"].casefold() in clause.casefold())
+            if (row["place"] in places if row["place"] else row["source"].casefold() in clause.casefold())
         ]
-        stated = numbers(PLACE.sub("", clause), words=bool(named))
-        if missing := stated - known(own or rows):
-            found.append((clause, sorted(missing)))
-    return found
+        stated = numbers(PLACE.sub("", clause), words=bool(places))
+        if missing := stated - known(cited_rows or rows):
+            unsupported.append((clause, sorted(missing)))
+    return unsupported
 
 
 def settings():
@@ -232,10 +232,10 @@ def test_each_number_that_an_order_of_a_papers_table_cites_is_of_that_place(name
 
 def paper(number):
     """The paper's lines that are not blank, or a skip that says why."""
-    found = sorted(PAPERS.glob(f"{number}_*.txt"))
-    if not found:
+    files = sorted(PAPERS.glob(f"{number}_*.txt"))
+    if not files:
         pytest.skip(f"the papers' texts are not in {PAPERS}")
-    return [" ".join(line.split()) for line in found[0].read_text("utf-8").splitlines() if line.strip()]
+    return [" ".join(line.split()) for line in files[0].read_text("utf-8").splitlines() if line.strip()]
 
 
 HEADING = re.compile(r"(?:#+ \**|Appendix )?(?:(\d(?:\.\d)*|[A-F](?:\.\d)*) )?[A-Z][^.]{2,90}$")
@@ -245,8 +245,8 @@ PROSE = 300  # characters above which a line is a paragraph and no row of a tabl
 
 def numbered(line):
     """The number or letter of the section whose heading this line is."""
-    found = HEADING.fullmatch(line)
-    return found.group(1) if found else None
+    match = HEADING.fullmatch(line)
+    return match.group(1) if match else None
 
 
 def section(lines, number):
@@ -277,12 +277,12 @@ def footnote(lines, number):
 
 def captioned(lines, kind, number, *, on_top):
     """The caption, and a table's rows: those before it, or behind it where the paper sets captions on top."""
-    found = [caption and caption.groups() for caption in map(CAPTION.match, lines)]
-    at = found.index((kind, number))
+    captions = [caption and caption.groups() for caption in map(CAPTION.match, lines)]
+    at = captions.index((kind, number))
     if kind == "Figure":
         return lines[at : at + 1]
     steps = range(at + 1, len(lines)) if on_top else range(at - 1, -1, -1)
-    stop = next(i for i in steps if found[i] or numbered(lines[i]) or len(lines[i]) > PROSE)
+    stop = next(i for i in steps if captions[i] or numbered(lines[i]) or len(lines[i]) > PROSE)
     return lines[at:stop] if on_top else lines[stop + 1 : at + 1]
 
 
@@ -291,20 +291,20 @@ def stretch(number, place):
     lines, (kind, rest) = paper(number), place.split(" ", 1)
     if rest.startswith('"'):
         return " ".join(section(lines, rest))
-    found = []
+    parts = []
     for one in re.split(r", | and ", rest):
         if kind.startswith(("section", "appendix")):
-            found += section(lines, one)
+            parts += section(lines, one)
         elif kind.startswith("equation"):
-            found += equation(lines, one)
+            parts += equation(lines, one)
         elif kind.startswith("footnote"):
-            found += footnote(lines, one)
+            parts += footnote(lines, one)
         elif kind == "algorithm":
             start = next(i for i, line in enumerate(lines) if line.startswith(f"Algorithm {one} "))
-            found += lines[start : lines.index("```", start + 2)]
+            parts += lines[start : lines.index("```", start + 2)]
         else:
-            found += captioned(lines, kind.rstrip("s").capitalize(), one, on_top=number == "003")
-    return " ".join(found)
+            parts += captioned(lines, kind.rstrip("s").capitalize(), one, on_top=number == "003")
+    return " ".join(parts)
 
 
 def prints(text, value):

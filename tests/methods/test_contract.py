@@ -254,9 +254,9 @@ def kept_negatives(name, config, batch, queue):
     rows = []
     for own, other in ((0, 1), (1, 0))[: 1 if getattr(config, "direction", "both") == "forward" else 2]:
         for i in range(n):
-            said = {texts[other][i], *([texts[own][i]] if both_sides else [])} if masked else set()
+            repeats = {texts[other][i], *([texts[own][i]] if both_sides else [])} if masked else set()
             sides = (other, own) if both_sides else (other,)
-            rows.append([texts[side][j] not in said for side in sides for j in range(n) if j != i])
+            rows.append([texts[side][j] not in repeats for side in sides for j in range(n) if j != i])
             if name == "translation_ranking" and own == 0 and config.hard_negatives:
                 rows[-1] += [True] * sum(batch.negatives_mask[i].tolist())
     return rows
@@ -293,16 +293,16 @@ def test_every_contrastive_method_reports_repeats_negatives_and_the_mean_cosine(
     batch = dataclasses.replace(example_batch(needs), **ids)
     if needs.hard_negatives:  # row 0 found none: most candidates are its repeats
         batch = dataclasses.replace(batch, negatives_mask=torch.tensor([[0, 0], [1, 0], *[[1, 1]] * 5]).bool())
-    kept = kept_negatives(name, method.config, batch, copy.deepcopy(getattr(method, "queue", None)))
+    masks = kept_negatives(name, method.config, batch, copy.deepcopy(getattr(method, "queue", None)))
     student = Student()
-    found = method.loss(student, batch, ProcessGroup()).diagnostics
-    assert found["duplicates"].item() == pytest.approx(duplicates)
-    assert found["negatives_least"].item() == min(map(sum, kept))
-    assert least in (None, min(map(sum, kept)))
-    assert found["filtered"].item() == pytest.approx(1 - sum(map(sum, kept)) / sum(map(len, kept)), abs=1e-6)
+    diagnostics = method.loss(student, batch, ProcessGroup()).diagnostics
+    assert diagnostics["duplicates"].item() == pytest.approx(duplicates)
+    assert diagnostics["negatives_least"].item() == min(map(sum, masks))
+    assert least in (None, min(map(sum, masks)))
+    assert diagnostics["filtered"].item() == pytest.approx(1 - sum(map(sum, masks)) / sum(map(len, masks)), abs=1e-6)
     pairs = zip(*(side.tolist() for side in compared(name, method, student, batch)), strict=True)
-    assert found["cosine"].item() == pytest.approx(sum(cosine(a, b) for a, b in pairs) / 7, abs=1e-5)
-    assert ("label_entropy" in found) == (name == "soft_contrastive")
+    assert diagnostics["cosine"].item() == pytest.approx(sum(cosine(a, b) for a, b in pairs) / 7, abs=1e-5)
+    assert ("label_entropy" in diagnostics) == (name == "soft_contrastive")
 
 
 def test_every_contrastive_method_is_among_those():

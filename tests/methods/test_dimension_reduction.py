@@ -34,8 +34,8 @@ def printed(config, weights, e_x, e_y, source_ids, target_ids):
         total = 0.0
         for i in range(n):
             above = math.exp(config.scale * (at(i, i) - config.margin))
-            kept = [j for j in range(n) if j != i and not (config.mask_duplicates and ids[j] == ids[i])]
-            total -= math.log(above / (above + sum(math.exp(config.scale * at(i, j)) for j in kept)))
+            others = [j for j in range(n) if j != i and not (config.mask_duplicates and ids[j] == ids[i])]
+            total -= math.log(above / (above + sum(math.exp(config.scale * at(i, j)) for j in others)))
         return total / n
 
     return ranked(lambda i, j: phi[i][j], target_ids), ranked(lambda i, j: phi[j][i], source_ids)

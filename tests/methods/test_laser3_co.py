@@ -98,10 +98,10 @@ def test_the_loss_is_the_printed_equation(config, n, filled, seed):
 def test_the_gradient_is_that_of_the_plain_formula(config, seed):
     n, entries = 4, gaussian(6, DIM, seed + 1)
     k, vectors = gaussian(n, DIM, seed + 2), gaussian(2 * n, DIM, seed)
-    found = run(method_of(config, entries), vectors, batch_of(k))[1]
+    gradient = run(method_of(config, entries), vectors, batch_of(k))[1]
     table = torch.tensor(vectors, dtype=torch.float64, requires_grad=True)
     unit = torch.nn.functional.normalize
-    q, own = unit(table[n:], dim=1), unit(table[:n], dim=1)
+    q, students = unit(table[n:], dim=1), unit(table[:n], dim=1)
     g, queue = (unit(torch.tensor(v, dtype=torch.float64), dim=1) for v in (k, entries))
     positive = (q * g).sum(1) / config.temperature
     if config.variant == "laser3":
@@ -116,9 +116,11 @@ def test_the_gradient_is_that_of_the_plain_formula(config, seed):
             rows = torch.cat([positive[:, None], logits], dim=1).logsumexp(1) - positive
         else:
             rows = (logits[some].logsumexp(1) - positive[some]) if some.any() else positive * 0
-    total = rows.sum() / n + config.self_weight * (1 - (own * g).sum(1)).sum() / n
+    total = rows.sum() / n + config.self_weight * (1 - (students * g).sum(1)).sum() / n
     total.backward()
-    torch.testing.assert_close(found.double(), table.grad, rtol=2e-4, atol=1e-5 * table.grad.abs().max().item() + 1e-6)
+    torch.testing.assert_close(
+        gradient.double(), table.grad, rtol=2e-4, atol=1e-5 * table.grad.abs().max().item() + 1e-6
+    )
 
 
 @settings(max_examples=20, deadline=None)
@@ -126,10 +128,10 @@ def test_the_gradient_is_that_of_the_plain_formula(config, seed):
 def test_target_similarity_is_the_mean_cosine_of_positives_and_queue(n, filled, seed):
     k, entries = gaussian(n, DIM, seed), gaussian(filled, DIM, seed + 1)
     method = method_of(Config(variant="co", queue=6), entries)
-    found = run(method, gaussian(2 * n, DIM, seed + 2), batch_of(k))[0].diagnostics["target_similarity"]
+    similarity = run(method, gaussian(2 * n, DIM, seed + 2), batch_of(k))[0].diagnostics["target_similarity"]
     among = entries[-6:]
     expected = sum(cos(a, b) for a in k for b in among) / (n * len(among))
-    assert found.item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert similarity.item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert (
         "target_similarity"
         not in run(method_of(Config(variant="in_batch")), gaussian(4, DIM, 0), batch_of(k[:1] * 2))[0].diagnostics
@@ -138,20 +140,22 @@ def test_target_similarity_is_the_mean_cosine_of_positives_and_queue(n, filled, 
 
 def test_the_log_has_percentiles_of_a_batchs_average_similarities():
     k, entries = gaussian(20, DIM, 0), gaussian(6, DIM, 1)
-    found = run(method_of(Config(variant="co", queue=6), entries), gaussian(40, DIM, 2), batch_of(k))[0].diagnostics
+    diagnostics = run(method_of(Config(variant="co", queue=6), entries), gaussian(40, DIM, 2), batch_of(k))[
+        0
+    ].diagnostics
     averages = [sum(cos(a, b) for b in entries) / len(entries) for a in k]
     for share in (10, 50, 90):
         expected = np.percentile(averages, share)
-        assert found[f"target_similarity_p{share}"].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert diagnostics[f"target_similarity_p{share}"].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_the_log_has_the_share_of_rows_for_which_an_entry_was_left_out():
     k, entries = gaussian(20, DIM, 0), gaussian(6, DIM, 1)
     config = Config(variant="co_filter", queue=6, sigma=0.4)
-    found = run(method_of(config, entries), gaussian(40, DIM, 2), batch_of(k))[0].diagnostics["filtered_rows"]
+    share = run(method_of(config, entries), gaussian(40, DIM, 2), batch_of(k))[0].diagnostics["filtered_rows"]
     affected = [any(cos(a, b) >= config.sigma for b in entries) for a in k]
     assert 0 < sum(affected) < len(k)
-    assert found.item() == pytest.approx(sum(affected) / len(k))
+    assert share.item() == pytest.approx(sum(affected) / len(k))
 
 
 def test_stage_one_is_torchs_cosine_loss():

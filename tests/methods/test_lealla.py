@@ -55,9 +55,9 @@ def printed(config, x, y, g_x, g_y, weights, source_ids, target_ids):
     def ranked(at, ids):
         total = 0.0
         for i in range(n):
-            kept = [j for j in range(n) if j != i and not (config.mask_duplicates and ids[j] == ids[i])]
+            negatives = [j for j in range(n) if j != i and not (config.mask_duplicates and ids[j] == ids[i])]
             above = math.exp(config.scale * (at(i, i) - config.margin))
-            total -= math.log(above / (above + sum(math.exp(config.scale * at(i, j)) for j in kept)))
+            total -= math.log(above / (above + sum(math.exp(config.scale * at(i, j)) for j in negatives)))
         return total / n
 
     ams = ranked(lambda i, j: phi[i][j], target_ids) + ranked(lambda i, j: phi[j][i], source_ids)
@@ -117,7 +117,7 @@ def test_the_terms_are_the_printed_equations(config, variant, n, seed):
 def test_the_gradient_is_that_of_the_plain_formula(config, seed):
     n = 5
     vectors, g_x, g_y = gaussian(2 * n, DIM, seed), gaussian(n, TEACHER, seed + 1), gaussian(n, TEACHER, seed + 2)
-    _, found, head = run(config, vectors, batch_of(g_x, g_y))
+    _, gradient, head = run(config, vectors, batch_of(g_x, g_y))
     unit_rows = torch.nn.functional.normalize
     table = torch.tensor(vectors, dtype=torch.float64, requires_grad=True)
     x, y = unit_rows(table, dim=1).chunk(2)
@@ -135,7 +135,9 @@ def test_the_gradient_is_that_of_the_plain_formula(config, seed):
     times = config.temperature if config.temperature_mode == "multiply" else 1 / config.temperature
     total = total + config.gamma * (times * (t_x @ t_y.T - phi)).square().mean()
     total.backward()
-    torch.testing.assert_close(found.double(), table.grad, rtol=2e-4, atol=1e-5 * table.grad.abs().max().item() + 1e-7)
+    torch.testing.assert_close(
+        gradient.double(), table.grad, rtol=2e-4, atol=1e-5 * table.grad.abs().max().item() + 1e-7
+    )
 
 
 @pytest.mark.trap(17)

@@ -89,7 +89,7 @@ def linear(layer, x):
 
 def contextual(method, table, tokens, spans, scale):
     """c of every sentence."""
-    found, at, other = [], 0, WIDTH if method.config.layer is None else 2 * WIDTH
+    states, at, other = [], 0, WIDTH if method.config.layer is None else 2 * WIDTH
     for length, (first, end) in zip(tokens.lengths.tolist(), spans, strict=True):
         rows = [table[t] for t in tokens.ids[at : at + length].tolist()]
         layers = [[scale * (row[k] + row[other + k]) for k in range(WIDTH)] for row in rows]
@@ -98,9 +98,9 @@ def contextual(method, table, tokens, spans, scale):
             return [sum(row[k] for row in some) / len(some) for k in range(WIDTH)]
 
         read = mean(layers) + (mean(layers[first:end]) if method.config.words else [])
-        found.append(linear(method.mlp[2], [max(0.0, v) for v in linear(method.mlp[0], read)]))
+        states.append(linear(method.mlp[2], [max(0.0, v) for v in linear(method.mlp[0], read)]))
         at += length
-    return found
+    return states
 
 
 def cosine(a, b):
@@ -413,17 +413,17 @@ def test_any_number_of_ranks_draws_the_same_words_and_masks(prepared, tmp_path):
     part = reader.batch(rows[7:], 20, step=3, first=7)
     assert torch.equal(part.words, whole.words[7:])
     for side in ("source", "target"):
-        plain, masked, own = (
+        plain, masked, second_rank = (
             getattr(b, n) for b, n in ((whole, side), (whole, f"masked_{side}"), (part, f"masked_{side}"))
         )
         assert torch.equal(masked.tokens.lengths, plain.lengths)
-        assert torch.equal(own.tokens.ids, masked.tokens.ids[-len(own.labels) :])
-        assert torch.equal(own.labels, masked.labels[-len(own.labels) :])
-        kept = masked.labels == -100
-        assert torch.equal(masked.tokens.ids[kept], plain.ids[kept])
-        assert torch.equal(masked.labels[~kept], plain.ids[~kept])
+        assert torch.equal(second_rank.tokens.ids, masked.tokens.ids[-len(second_rank.labels) :])
+        assert torch.equal(second_rank.labels, masked.labels[-len(second_rank.labels) :])
+        unmasked = masked.labels == -100
+        assert torch.equal(masked.tokens.ids[unmasked], plain.ids[unmasked])
+        assert torch.equal(masked.labels[~unmasked], plain.ids[~unmasked])
         assert not set(masked.labels.tolist()) & set(next(iter(record.tokens.values())).special)
-        assert 0.08 < (~kept).float().mean() < 0.25
+        assert 0.08 < (~unmasked).float().mean() < 0.25
 
 
 @pytest.mark.trap(41)
@@ -500,14 +500,14 @@ def test_training_aligns_words_and_a_chunked_step_is_the_whole_one(prepared, tmp
     assert points[-1]["train/contrast"] < points[0]["train/contrast"]
     assert reports[0]["facts"]["effective_negatives"] == 62
     trial = make_trial(sweep, 0, {})
-    found = []
+    results = []
     for chunk in (None, 5):
         chosen = dataclasses.replace(trial, training=dataclasses.replace(trial.training, chunk=chunk))
         train_step, reader = make_train_step(chosen, record, ProcessGroup(), CPU), make_reader(chosen, record, CPU)
         values = train_step.backward(reader.batch(reader.usable()[:16], 16))
-        found.append(
+        results.append(
             (float(values["loss"]), torch.cat([p.grad.flatten() for p in train_step.parameters if p.grad is not None]))
         )
-    (loss, whole), (again, cached) = found
+    (loss, whole), (again, cached) = results
     assert again == pytest.approx(loss, rel=1e-5)
     torch.testing.assert_close(cached, whole, rtol=1e-4, atol=1e-5 * whole.abs().max().item())

@@ -18,9 +18,9 @@ N, DIM = 6, 5
 
 def ours(name, vectors, teacher=None, **config):
     method = load_method(name)
-    made = method(method.Config(**config), student_dim=DIM, teacher_dim=DIM)
-    known = {"teacher_source": teacher, "teacher_target": teacher} if teacher else {}
-    return run(made, vectors, batch_of(N, **known))
+    instance = method(method.Config(**config), student_dim=DIM, teacher_dim=DIM)
+    targets = {"teacher_source": teacher, "teacher_target": teacher} if teacher else {}
+    return run(instance, vectors, batch_of(N, **targets))
 
 
 def theirs(loss, vectors, positives=None):
@@ -44,20 +44,20 @@ def assert_agree(ours, theirs, scale=1.0):
 )
 def test_translation_ranking_is_sentence_transformers_ranking_loss(direction, loss, temperature):
     vectors = gaussian(2 * N, DIM, 0)
-    own = ours("translation_ranking", vectors, temperature=temperature, direction=direction, hard_negatives=0)
-    assert_agree(own, theirs(loss(nn.Identity(), scale=1 / temperature), vectors))
+    result = ours("translation_ranking", vectors, temperature=temperature, direction=direction, hard_negatives=0)
+    assert_agree(result, theirs(loss(nn.Identity(), scale=1 / temperature), vectors))
 
 
 def test_soft_contrastive_with_hard_labels_is_sentence_transformers_symmetric_loss():
     vectors = gaussian(2 * N, DIM, 1)
-    own = ours("soft_contrastive", vectors, labels="hard", tcm=False, temperature=0.05)
-    assert_agree(own, theirs(MultipleNegativesSymmetricRankingLoss(nn.Identity(), scale=20.0), vectors), scale=2.0)
+    result = ours("soft_contrastive", vectors, labels="hard", tcm=False, temperature=0.05)
+    assert_agree(result, theirs(MultipleNegativesSymmetricRankingLoss(nn.Identity(), scale=20.0), vectors), scale=2.0)
 
 
 def test_lealla_without_margin_is_sentence_transformers_symmetric_loss():
     vectors = gaussian(2 * N, DIM, 2)
-    own = ours("lealla", vectors, gaussian(N, DIM, 3), margin=0.0, scale=20.0, beta=0.0, gamma=0.0)
-    assert_agree(own, theirs(MultipleNegativesSymmetricRankingLoss(nn.Identity(), scale=20.0), vectors), scale=2.0)
+    result = ours("lealla", vectors, gaussian(N, DIM, 3), margin=0.0, scale=20.0, beta=0.0, gamma=0.0)
+    assert_agree(result, theirs(MultipleNegativesSymmetricRankingLoss(nn.Identity(), scale=20.0), vectors), scale=2.0)
 
 
 def test_laser3_co_in_the_batch_is_sentence_transformers_ranking_loss():
@@ -90,29 +90,29 @@ def test_layers_of_a_frozen_encoder_have_sentence_transformers_symmetric_loss(na
     method, vectors = load_method(name), gaussian(2 * N, DIM, 6)
     languages = {"languages": ["eng", "zho"]} if name == "bilingual_aligner" else {}
     torch.manual_seed(0)
-    made = method(method.Config(**config), student_dim=DIM, teacher_dim=DIM, **languages)
-    loss, _ = run(made, vectors, batch_of(N, languages=[[0, 1]] * N))
-    own = loss, torch.cat([p.grad.flatten() for p in made.parameters()])
-    value, expected = theirs_of_layers(made, vectors)
-    assert_agree(own, (value, torch.cat([g.flatten() for g in expected])), scale)
+    instance = method(method.Config(**config), student_dim=DIM, teacher_dim=DIM, **languages)
+    loss, _ = run(instance, vectors, batch_of(N, languages=[[0, 1]] * N))
+    result = loss, torch.cat([p.grad.flatten() for p in instance.parameters()])
+    value, expected = theirs_of_layers(instance, vectors)
+    assert_agree(result, (value, torch.cat([g.flatten() for g in expected])), scale)
 
 
 def test_ml_ctls_infonce_of_sentences_is_metric_learnings_ntxent_over_both_sides():
     method, states = load_method("ml_ctl"), torch.tensor(gaussian(2 * N, 2 * DIM, 7), requires_grad=True)
     torch.manual_seed(0)
     config = method.Config(variant="info_snt", alpha=0.0, temperature=0.07)
-    made = method(config, student_dim=DIM, teacher_dim=DIM, width=DIM, vocabulary=2 * N)
+    instance = method(config, student_dim=DIM, teacher_dim=DIM, width=DIM, vocabulary=2 * N)
 
     class Encode:
         def states(self, tokens, layers):
             return states[tokens.ids]
 
     batch = batch_of(N)
-    loss = made.loss(Encode(), batch, ProcessGroup())
-    c = torch.cat([made.contextual(states[side.ids], side, None) for side in (batch.source, batch.target)])
+    loss = instance.loss(Encode(), batch, ProcessGroup())
+    c = torch.cat([instance.contextual(states[side.ids], side, None) for side in (batch.source, batch.target)])
     value = NTXentLoss(temperature=0.07)(c, torch.arange(N).repeat(2))
-    own, expected = (torch.autograd.grad(v, states)[0] for v in (loss.total, value))
-    assert_agree((loss, own), (value, expected))
+    gradient, expected = (torch.autograd.grad(v, states)[0] for v in (loss.total, value))
+    assert_agree((loss, gradient), (value, expected))
 
 
 @pytest.mark.trap(13)
@@ -120,17 +120,17 @@ def test_laser3_cos_queue_is_metric_learnings_cross_batch_memory():
     """D13. That memory takes the batch in before the loss: with one pair at a time, all but one entry are earlier."""
     method = load_method("laser3_co")
     config = method.Config(variant="co", queue=5, denominator="alg1", self_weight=0.0, temperature=0.05)
-    made = method(config, student_dim=DIM, teacher_dim=DIM)
+    instance = method(config, student_dim=DIM, teacher_dim=DIM)
     memory = CrossBatchMemory(NTXentLoss(temperature=0.05), embedding_size=DIM, memory_size=6)
     earlier = torch.tensor(gaussian(2, DIM, 100))
-    made.warm_up(earlier, torch.tensor([1000, 1001]))
+    instance.warm_up(earlier, torch.tensor([1000, 1001]))
     memory(earlier, torch.tensor([1000, 1001]), enqueue_mask=torch.tensor([True, True]))
     for step in range(12):
         vectors, teacher = gaussian(2, DIM, step), gaussian(1, DIM, 50 + step)
-        own, gradient = run(made, vectors, batch_of(1, source_ids=[step], teacher_source=teacher))
+        result, gradient = run(instance, vectors, batch_of(1, source_ids=[step], teacher_source=teacher))
         table = torch.tensor(vectors, requires_grad=True)
         both = torch.cat([table[1:], torch.tensor(teacher)])
         expected = memory(both, torch.tensor([step, step]), enqueue_mask=torch.tensor([False, True]))
         expected.backward()
-        torch.testing.assert_close(own.total, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(result.total, expected, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(gradient, table.grad, rtol=1e-4, atol=1e-6)

@@ -23,8 +23,8 @@ from toy_batches import gaussian
 
 
 def batch_of(n, teacher=None, source_ids=None, target_ids=None):
-    known = {"teacher_source": teacher[0], "teacher_target": teacher[1]} if teacher else {}
-    return toy_batches.batch_of(n, source_ids=source_ids, target_ids=target_ids, **known)
+    targets = {"teacher_source": teacher[0], "teacher_target": teacher[1]} if teacher else {}
+    return toy_batches.batch_of(n, source_ids=source_ids, target_ids=target_ids, **targets)
 
 
 def run(config, vectors, batch):
@@ -206,17 +206,17 @@ def test_the_label_entropy_of_an_e5_like_teacher_falls_with_the_temperature(tau,
 def test_the_plan_judges_labels_as_the_trial_does(labels, tau, said):
     config, teacher = Config(labels=labels, temperature=tau), (gaussian(12, 8, 5), gaussian(12, 8, 6))
     batch = batch_of(12, teacher)
-    found = run(config, gaussian(24, 4, 1), batch)[0].diagnostics
+    diagnostics = run(config, gaussian(24, 4, 1), batch)[0].diagnostics
     w = labels_of(config, *teacher)
-    assert found["label_own"].item() == pytest.approx(sum(w[i][i] for i in range(12)) / 12, rel=1e-5)
+    assert diagnostics["label_own"].item() == pytest.approx(sum(w[i][i] for i in range(12)) / 12, rel=1e-5)
     before = SoftContrastive.label_warning(config, lambda: (batch.teacher_source, batch.teacher_target))
-    assert before == SoftContrastive.warning({name: value.item() for name, value in found.items()})
+    assert before == SoftContrastive.warning({name: value.item() for name, value in diagnostics.items()})
     assert (said in before, bool(before)) == (True, bool(said))
 
 
 def test_labels_that_are_meant_to_be_hard_are_not_warned_of():
-    found = run(Config(labels="hard"), gaussian(24, 4, 1), batch_of(12))[0].diagnostics
-    assert SoftContrastive.warning({name: value.item() for name, value in found.items()}) == ""
+    diagnostics = run(Config(labels="hard"), gaussian(24, 4, 1), batch_of(12))[0].diagnostics
+    assert SoftContrastive.warning({name: value.item() for name, value in diagnostics.items()}) == ""
     assert SoftContrastive.label_warning(Config(labels="hard"), lambda: pytest.fail("needs no teacher")) == ""
 
 
@@ -298,8 +298,8 @@ def test_searched_shares_give_neither_hard_nor_flat_labels_with_any_teacher(name
     vectors = torch.cat([torch.full((len(noise), 1), common), noise], dim=1)
     for share in sweep.parameters["own_share"].float:
         config = Config(teacher_temperature="auto", own_share=share)
-        (asked,) = SoftContrastive.fits(config).values()
-        temperature = fitted_temperature(asked, [compared([vectors])], rows=len(vectors))
+        (fit,) = SoftContrastive.fits(config).values()
+        temperature = fitted_temperature(fit, [compared([vectors])], rows=len(vectors))
         fixed = replace(config, teacher_temperature=temperature)
         assert SoftContrastive.label_warning(fixed, lambda: (vectors, None)) == "", share
 

@@ -36,8 +36,8 @@ def printed(config, s, t, h, found, source_ids, target_ids):
     def direction(a, b, ids, hard):
         total = 0.0
         for i in range(n):
-            kept = [j for j in range(n) if j == i or not (config.mask_duplicates and ids[j] == ids[i])]
-            below = sum(phi(a[i], b[j]) for j in kept)
+            columns = [j for j in range(n) if j == i or not (config.mask_duplicates and ids[j] == ids[i])]
+            below = sum(phi(a[i], b[j]) for j in columns)
             if hard:
                 below += sum(phi(a[i], h[i][k]) for k in range(config.hard_negatives) if found[i][k])
             total -= math.log(phi(a[i], b[i]) / below)
@@ -64,26 +64,26 @@ CONFIGS = st.builds(
 def test_the_loss_is_the_printed_equation(config, n, seed):
     k, generator = config.hard_negatives, random.Random(seed)
     vectors = gaussian(2 * n + n * k, 4, seed)
-    found = [[generator.random() < 0.7 for _ in range(k)] for _ in range(n)]
+    mask = [[generator.random() < 0.7 for _ in range(k)] for _ in range(n)]
     ids = [generator.choices(range(3), k=n) for _ in range(2)]
-    loss, _ = run(config, vectors, batch_of(n, k, found, *ids))
+    loss, _ = run(config, vectors, batch_of(n, k, mask, *ids))
     h = [vectors[2 * n + i * k : 2 * n + (i + 1) * k] for i in range(n)]
-    expected = printed(config, vectors[:n], vectors[n : 2 * n], h, found, *ids)
+    expected = printed(config, vectors[:n], vectors[n : 2 * n], h, mask, *ids)
     assert loss.total.item() == pytest.approx(expected, rel=2e-5, abs=2e-5 / config.temperature)
 
 
 def test_the_gradient_is_that_of_the_printed_equation_down_to_the_hard_negatives():
     config, n, k = Config(temperature=0.3, hard_negatives=2), 3, 2
-    vectors, found = gaussian(12, 3, 0), [[True, True], [True, False], [False, False]]
+    vectors, mask = gaussian(12, 3, 0), [[True, True], [True, False], [False, False]]
     ids = [[0, 1, 0], [3, 4, 4]]
-    _, gradient = run(config, vectors, batch_of(n, k, found, *ids))
+    _, gradient = run(config, vectors, batch_of(n, k, mask, *ids))
     for row in range(12):
         around = []
         for step in (1e-5, -1e-5):
             moved = [list(v) for v in vectors]
             moved[row][1] += step
             h = [moved[6 + i * k : 6 + (i + 1) * k] for i in range(n)]
-            around.append(printed(config, moved[:3], moved[3:6], h, found, *ids))
+            around.append(printed(config, moved[:3], moved[3:6], h, mask, *ids))
         assert gradient[row, 1].item() == pytest.approx((around[0] - around[1]) / 2e-5, rel=1e-3, abs=1e-4)
     assert not gradient[9].any()  # the second negative of pair 1 was not found
 
@@ -94,8 +94,8 @@ def test_a_rows_loss_with_a_repeated_target_is_that_of_the_batch_without_it():
     vectors = gaussian(8, 3, 0)
     vectors[6] = vectors[4]
     repeated, _ = run(config, vectors, batch_of(4, target_ids=[4, 5, 4, 7]))
-    kept = [vectors[i] for i in (0, 1, 3, 4, 5, 7)]
-    without, _ = run(config, kept, batch_of(3))
+    unrepeated = [vectors[i] for i in (0, 1, 3, 4, 5, 7)]
+    without, _ = run(config, unrepeated, batch_of(3))
     # Pair 2 added, its own row and one more candidate in the rows of pairs 1 and 3; rows 0 and 2 saw no repeat.
     rows = [
         printed_row(vectors, i, [j for j in range(4) if j == i or (i, j) not in {(0, 2), (2, 0)}]) for i in range(4)

@@ -22,19 +22,19 @@ def vectors():
 @pytest.fixture
 def server(vectors):
     """An embeddings route like OpenAI's, which answers in another order: its URL, and what it was asked."""
-    asked = []
+    requests = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            rows = enumerate(vectors(asked[-1]["input"]).tolist())
+            requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            rows = enumerate(vectors(requests[-1]["input"]).tolist())
             body = json.dumps({"data": [{"index": i, "embedding": row} for i, row in rows][::-1]}).encode()
             self.send_response(200 if self.path == "/v1/embeddings" else 404)
             self.end_headers()
             self.wfile.write(body)
 
     with answering(Handler) as host:
-        yield f"http://{host}", asked
+        yield f"http://{host}", requests
 
 
 def test_there_are_100_different_sentences_in_20_languages():
@@ -67,12 +67,12 @@ def test_an_adapter_fits_what_its_space_says_and_nothing_else(vectors, tmp_path)
 
 
 def test_a_server_is_asked_in_parts_and_its_order_does_not_matter(vectors, server, command, tmp_path):
-    url, asked = server
+    url, requests = server
     write(canary_by(vectors), tmp_path / "file.json")
-    said = command.prints("canary", tmp_path / "file.json", f"{url}/v1/embeddings", "--served-name", "e5", "--json")
-    assert json.loads(said)["cosine"] > 0.9999
-    assert [len(each["input"]) for each in asked] == [25] * 4
-    assert asked[0]["model"] == "e5"
+    output = command.prints("canary", tmp_path / "file.json", f"{url}/v1/embeddings", "--served-name", "e5", "--json")
+    assert json.loads(output)["cosine"] > 0.9999
+    assert [len(each["input"]) for each in requests] == [25] * 4
+    assert requests[0]["model"] == "e5"
     words = command.refuses("canary", tmp_path / "file.json", f"{url}/elsewhere")
     assert "HTTP Error 404: Not Found" in words
     assert len(words.strip().splitlines()) == 1

@@ -68,9 +68,9 @@ def test_the_level_is_corrected_for_the_best_of_n_whatever_the_metric_that_chose
     objectives = (Objective(metric="dev/everyday/f1"),)
     folder.write("sweep.json", replace(sweep, objectives=objectives, data=replace(sweep.data, test=())))
     for place in folder.trials():  # the checkpoints that are kept are the best ones by another objective
-        kept = {r.index for r in read_reports(place) if checkpoint_folder(place, r.index).exists()}
-        write_reports(place, [r if r.index in kept else replace(r, metrics={}) for r in read_reports(place)])
-        known = {(int(place.name[1:]), index) for index in kept}
+        indices = {r.index for r in read_reports(place) if checkpoint_folder(place, r.index).exists()}
+        write_reports(place, [r if r.index in indices else replace(r, metrics={}) for r in read_reports(place)])
+        known = {(int(place.name[1:]), index) for index in indices}
         rewrite_ledger(folder, lambda line, known=known: without_metrics(line, known))
     run = find_run(cluster.mlflow, "searched", folder.id, 0)
     first = promote(folder.id, cluster, dry_run=True)

@@ -90,8 +90,8 @@ def test_an_equal_challenger_is_a_tie_and_a_better_one_is_promoted(copied_home, 
     assert again.verdict == "tie"
     assert "this very checkpoint" in again.reasons[1]
     assert again.test == {}, "nothing is opened to compare a model with itself"
-    kept = [(each.decision, each.dry_run) for each in read_decisions(folder)[0]]
-    assert kept[1:] == [(dry, True), (better, False), (again, False)], "the report reads what was decided"
+    decisions = [(each.decision, each.dry_run) for each in read_decisions(folder)[0]]
+    assert decisions[1:] == [(dry, True), (better, False), (again, False)], "the report reads what was decided"
 
 
 def test_a_worse_challenger_is_refused_with_exit_code_3(copied_home, models):
@@ -244,9 +244,9 @@ def test_a_sealed_text_that_is_scored_as_a_dev_set_is_recorded_as_an_opening(cop
     dev, test = section.index("  dev:"), section.index("  test:")
     renamed = tmp_path / "renamed.yaml"
     renamed.write_text(section[:dev] + section[test:].replace("  test:", "  dev:").replace("everyday", "mine"))
-    found = evaluate_model(str(models["whole"]), str(renamed), cluster, test=False)
-    assert "dev/mine/accuracy" in found.scores
-    assert "mine of data.dev is a sealed test of a sweep" in found.warnings[0]
+    evaluation = evaluate_model(str(models["whole"]), str(renamed), cluster, test=False)
+    assert "dev/mine/accuracy" in evaluation.scores
+    assert "mine of data.dev is a sealed test of a sweep" in evaluation.warnings[0]
     assert len(read_openings(Path(cluster.storage))) == 1
     assert not evaluate_model(str(models["whole"]), str(tiny_file), cluster, test=False).warnings
     assert len(read_openings(Path(cluster.storage))) == 1
@@ -293,8 +293,8 @@ def test_nothing_that_a_worker_can_reach_holds_a_sealed_sentence(copied):
 def test_a_test_is_evaluated_although_the_only_opening_was_cut_off(copied_home, models, tiny_file, command, content):
     _, _, cluster = copied_home
     (Path(cluster.storage) / "openings.jsonl").write_bytes(content)
-    code, said, words = command("evaluate", models["whole"], "--with", tiny_file, "--test", "--json")
+    code, output, words = command("evaluate", models["whole"], "--with", tiny_file, "--test", "--json")
     assert code == 0, words
-    assert "test/everyday/accuracy" in json.loads(said)
+    assert "test/everyday/accuracy" in json.loads(output)
     assert "warning" not in words
     assert len(read_openings(Path(cluster.storage))) == 1

@@ -121,26 +121,26 @@ def test_the_command_ends_with_4_for_drift_and_with_0_without(model, copied_home
     texts = prepared.texts_of(prepared.some_trained(600))
     (tmp_path / "like").write_text("\n".join(texts), encoding="utf-8")
     (tmp_path / "other").write_text("\n".join(f"Hallo Herr Nummer {n}, wie geht es dir?" for n in range(200)))
-    asked = ["check", model, "--queries"]
-    code, _, words = command(*asked, tmp_path / "like")
+    arguments = ["check", model, "--queries"]
+    code, _, words = command(*arguments, tmp_path / "like")
     assert code == 2
     assert "--sweep SWEEP" in words
     write_profile(model, prepared)
     try:
-        assert command(*asked, tmp_path / "like")[:1] == (0,)
-        code, said, _ = command(*asked, tmp_path / "other", "--json")
+        assert command(*arguments, tmp_path / "like")[:1] == (0,)
+        code, output, _ = command(*arguments, tmp_path / "other", "--json")
         assert code == 4
-        assert {"languages", "vectors"} <= {*json.loads(said)["drifted"]}
-        assert json.loads(said)["new_languages"] == ["de"]
-        assert command(*asked, tmp_path / "other", "--against", tmp_path / "other")[0] == 0
+        assert {"languages", "vectors"} <= {*json.loads(output)["drifted"]}
+        assert json.loads(output)["new_languages"] == ["de"]
+        assert command(*arguments, tmp_path / "other", "--against", tmp_path / "other")[0] == 0
         (model / FILE).write_text((model / FILE).read_text().replace('"texts": ', '"texts": 1'))
-        assert "is damaged (its numbers do not fit)" in command.refuses(*asked, tmp_path / "like")
-        assert command(*asked, tmp_path / "like", "--sweep", folder.id)[0] == 0
+        assert "is damaged (its numbers do not fit)" in command.refuses(*arguments, tmp_path / "like")
+        assert command(*arguments, tmp_path / "like", "--sweep", folder.id)[0] == 0
         here = tmp_path / "here.yaml"
         program = json.dumps(teller(tmp_path / "events").command)
         here.write_text(f"storage: {folder.path.parents[1]}\nnotify: [{{command: {program}}}]\n")
-        assert command(*asked, tmp_path / "like", "--sweep", folder.id, "--cluster", here)[0] == 0
-        assert command(*asked, tmp_path / "other", "--sweep", folder.id, "--cluster", here)[0] == 4
+        assert command(*arguments, tmp_path / "like", "--sweep", folder.id, "--cluster", here)[0] == 0
+        assert command(*arguments, tmp_path / "other", "--sweep", folder.id, "--cluster", here)[0] == 4
         ((event, text),) = events_in(tmp_path / "events")
         assert event == "drift"
         assert f"{model}: drift of languages" in text
@@ -157,8 +157,8 @@ def test_wrong_input_is_one_line(model, command, tmp_path, monkeypatch):
         ((tmp_path / "gone",), "gone"),
         ((few, "--against", few, "--sweep", "x"), "leave out --sweep"),
     ):
-        code, said, error = command("check", model, "--queries", *arguments)
-        assert (code, said) == (2, ""), error
+        code, output, error = command("check", model, "--queries", *arguments)
+        assert (code, output) == (2, ""), error
         assert words in error
         assert len([line for line in error.splitlines() if "gone" not in line or "error" in line]) == 1
 

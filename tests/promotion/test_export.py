@@ -39,17 +39,17 @@ MAX_TOKENS = 12
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    made = Tokenizer(models.Unigram())
-    made.normalizer = normalizers.NFKC()
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    unigram = Tokenizer(models.Unigram())
+    unigram.normalizer = normalizers.NFKC()
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    made.train_from_iterator(
+    unigram.train_from_iterator(
         TEXTS, trainers.UnigramTrainer(vocab_size=120, special_tokens=special, unk_token="[UNK]", show_progress=False)
     )
-    ends = [(t, made.token_to_id(t)) for t in ("[CLS]", "[SEP]")]
-    made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    ends = [(t, unigram.token_to_id(t)) for t in ("[CLS]", "[SEP]")]
+    unigram.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+        tokenizer_object=unigram, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
     )
 
 
@@ -75,9 +75,9 @@ def test_the_snippet_of_the_tutorial_encodes_with_an_exported_model(tokenizer, t
     export(build(tokenizer, settings), tokenizer, settings, tmp_path / "model", card="# A model\n")
     tutorial = (Path(__file__).parents[2] / "docs/tutorial.md").read_text(encoding="utf-8")
     (snippet,) = re.findall(r"```python\n(.*?)```", tutorial, re.DOTALL)
-    found = {}
-    exec(snippet.replace("FOLDER", str(tmp_path / "model")), found)
-    assert found["vectors"].shape == (2, 32)
+    namespace = {}
+    exec(snippet.replace("FOLDER", str(tmp_path / "model")), namespace)
+    assert namespace["vectors"].shape == (2, 32)
 
 
 @pytest.mark.trap(18, 21)

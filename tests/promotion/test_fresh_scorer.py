@@ -16,8 +16,8 @@ def test_a_raw_teacher_is_scored_as_the_model_that_it_is(scoring_process, tiny_f
     tasks = read_tasks(sweep.data.dev, data_root(sweep), sweep.data)
     with pytest.raises(TeacherError, match="absent"):
         scoring_process().of_teacher(replace(sweep.teacher, model="absent/model"), tasks, "dev")
-    found = scoring_process().of_teacher(sweep.teacher, tasks, "dev")
-    assert found == pytest.approx(score(model_of(sweep.teacher), tasks, "dev"), abs=1e-4)
+    scores = scoring_process().of_teacher(sweep.teacher, tasks, "dev")
+    assert scores == pytest.approx(score(model_of(sweep.teacher), tasks, "dev"), abs=1e-4)
 
 
 def test_the_process_says_how_far_it_is_batch_by_batch(scoring_process, tiny_file):
@@ -37,10 +37,10 @@ def test_a_model_beside_which_several_are_judged_is_scored_once(scoring_process,
     sweep = read_sweep(tiny_file)
     tasks = read_tasks(sweep.data.dev, data_root(sweep), sweep.data)
     bought, steps, answers = {"baseline mE5": model_of(sweep.teacher)}, [], []
-    for asked in (tasks, tasks, tasks[:1]):
+    for some_tasks in (tasks, tasks, tasks[:1]):
         seen = []
         with listening(lambda *step, seen=seen: seen.append(step)):
-            answers.append(scoring_process().scored(bought, asked, "test", remembered=True))
+            answers.append(scoring_process().scored(bought, some_tasks, "test", remembered=True))
         steps.append(len(seen))
     assert answers[0] == answers[1] == scoring_process().scored(bought, tasks, "test")
     assert steps[0] > 0
@@ -49,9 +49,9 @@ def test_a_model_beside_which_several_are_judged_is_scored_once(scoring_process,
 
 
 def texts_of(task):
-    found = []
-    task.mapped(lambda text, language: found.append((text, language)) or text)
-    return found
+    texts = []
+    task.mapped(lambda text, language: texts.append((text, language)) or text)
+    return texts
 
 
 def model_of(teacher):

@@ -265,6 +265,6 @@ def begun(command, folder, storage, tiny_file, tmp_path, moment):
             stderr=words,
         )
     wait_until(lambda: process.poll() is not None or moment(storage))
-    found = wait_until(lambda: process.poll() is not None or scorers(process))
+    children = wait_until(lambda: process.poll() is not None or scorers(process))
     assert process.poll() is None, (tmp_path / "words").read_text()
-    return process, found
+    return process, children

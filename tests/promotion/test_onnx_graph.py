@@ -116,26 +116,26 @@ def test_the_command_writes_a_folder_whose_card_encodes_without_torch(small, cop
     card = ModelCard((tmp_path / "pushed" / "README.md").read_text(encoding="utf-8"))
     assert (card.data.library_name, card.data.language, card.data.license) == (None, ["en", "fr"], "mit")
     assert "* eng only" in card.text
-    code, said, _ = command("export", small, "--sweep", folder.id, "--out", tmp_path / "no", "--most-lost", -1)
+    code, output, _ = command("export", small, "--sweep", folder.id, "--out", tmp_path / "no", "--most-lost", -1)
     assert code == 3
-    assert "more than --most-lost -1.0; nothing is written" in said
+    assert "more than --most-lost -1.0; nothing is written" in output
     assert not (tmp_path / "no").exists()
 
 
 def test_without_the_extra_and_with_wrong_options_it_is_one_line(small, command, copied_home, tmp_path, monkeypatch):
     folder = copied_home[1]
-    asked = ["export", small, "--sweep", folder.id, "--out", tmp_path / "graph"]
+    arguments = ["export", small, "--sweep", folder.id, "--out", tmp_path / "graph"]
     for options, words in (
         (("--int8", "--int4"), "give one of them"),
         (("--format", "onnx", "--int4"), "is for tables of static models"),
         (("--int4",), "becomes a graph; give --int8, or neither"),
         (("--format", "static"), "only a static model"),
     ):
-        code, said, error = command(*asked, *options)
-        assert (code, said) == (2, "")
+        code, output, error = command(*arguments, *options)
+        assert (code, output) == (2, "")
         assert words in error
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    assert "--format onnx: packages are missing; pip install 'babeltune[onnx]'" in command.refuses(*asked)
+    assert "--format onnx: packages are missing; pip install 'babeltune[onnx]'" in command.refuses(*arguments)
     assert not Path(tmp_path / "graph").exists()
 
 

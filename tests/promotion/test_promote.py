@@ -199,21 +199,21 @@ def test_who_may_read_new_files_may_read_all_of_a_sweep_and_its_model(promoted):
 
 def test_the_alias_points_to_the_version_with_its_lineage(promoted, tmp_path):
     folder, cluster, decision, out = promoted
-    found = champion_of(cluster.mlflow, "searched", "champion")
-    assert found is not None
-    assert f"version {found.version}" in decision.registered
-    assert found.tags["babeltune.sweep"] == folder.id
-    assert found.tags["babeltune.trial"] == decision.trial
-    assert found.tags["babeltune.data"] == folder.read("prepared.json")["digest"]
-    assert found.tags["metric.dev/everyday/accuracy"] == f"{decision.dev['dev/everyday/accuracy']:.4f}"
+    version = champion_of(cluster.mlflow, "searched", "champion")
+    assert version is not None
+    assert f"version {version.version}" in decision.registered
+    assert version.tags["babeltune.sweep"] == folder.id
+    assert version.tags["babeltune.trial"] == decision.trial
+    assert version.tags["babeltune.data"] == folder.read("prepared.json")["digest"]
+    assert version.tags["metric.dev/everyday/accuracy"] == f"{decision.dev['dev/everyday/accuracy']:.4f}"
     client = mlflow.MlflowClient(cluster.mlflow)
     assert "babeltune promote" in client.get_registered_model("searched").description
-    model = client.get_logged_model(found.tags["babeltune.model_id"])
-    assert (model.source_run_id, model.name) == (found.run_id, f"{folder.id}-{decision.trial}")
+    model = client.get_logged_model(version.tags["babeltune.model_id"])
+    assert (model.source_run_id, model.name) == (version.run_id, f"{folder.id}-{decision.trial}")
     assert (model.tags["babeltune.trial"], model.tags["babeltune.report"]) == (decision.trial, str(decision.report))
-    assert {"name": "searched", "version": found.version} in json.loads(model.tags["mlflow.modelVersions"])
+    assert {"name": "searched", "version": version.version} in json.loads(model.tags["mlflow.modelVersions"])
     page = f"#/experiments/{model.experiment_id}/models/{model.model_id}"
-    description = client.get_model_version("searched", found.version).description
+    description = client.get_model_version("searched", version.version).description
     assert f"\n\nIts checkpoint: [{model.name}]({page}).\n\n## " in description
     model = fetch(cluster.mlflow, "models:/searched@champion", tmp_path)
     weights = "model.safetensors"
@@ -261,13 +261,13 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
         assert f"| {value:.4f} | {decision.untrained[metric]:.4f} | {decision.teacher[metric]:.4f} |" in line
     assert card.count("| temperature |") == card.count("learning_rate |") == 1, "a setting stands once"
     assert f"| temperature | {trial['params']['temperature']:.4g} |" in card
-    found = decision.selection
-    assert (found.among, found.metric) == (3, "dev/everyday/accuracy")
+    selection = decision.selection
+    assert (selection.among, selection.metric) == (3, "dev/everyday/accuracy")
     assert f"Trial {decision.trial} is the best of 3 trials, so its dev/everyday/accuracy is partly luck." in card
-    error = (found.value * (1 - found.value) / 30) ** 0.5  # both languages have the same rows
-    assert found.error == pytest.approx(error)
-    assert f"would still look about {found.inflation:.4f} better, by chance" in card
-    assert f"its true value is {found.shrunken:.4f}. Its standard error is about {found.error:.4f}." in card
+    error = (selection.value * (1 - selection.value) / 30) ** 0.5  # both languages have the same rows
+    assert selection.error == pytest.approx(error)
+    assert f"would still look about {selection.inflation:.4f} better, by chance" in card
+    assert f"its true value is {selection.shrunken:.4f}. Its standard error is about {selection.error:.4f}." in card
     assert f"| learning_rate | {trial['training']['learning_rate']:.4g} |" in card
     prepared = folder.read("prepared.json")
     assert prepared["digest"] in card
@@ -279,8 +279,8 @@ def test_the_card_has_what_a_hub_reads_and_goes_there(promoted, command, monkeyp
     folder, cluster, decision, out = promoted
     card = ModelCard((out / "README.md").read_text(encoding="utf-8"))
     assert (card.data.language, card.data.license) == (["en", "fr", "ko"], None)
-    named = {(each.dataset_type, each.dataset_config, each.metric_type): each for each in card.data.eval_results}
-    figures = {"/".join(filter(None, ("test", *name))): each.metric_value for name, each in named.items()}
+    results = {(each.dataset_type, each.dataset_config, each.metric_type): each for each in card.data.eval_results}
+    figures = {"/".join(filter(None, ("test", *name))): each.metric_value for name, each in results.items()}
     expected = {name.replace("test/mean_", "test/all/mean_"): value for name, value in each_once(decision.test).items()}
     assert figures == pytest.approx(expected, abs=1e-4)
     assert "natural_train.tsv of babeltune | CC0-1.0 |" in card.content
@@ -307,17 +307,17 @@ def test_a_promoted_model_brings_its_canary_vectors(promoted, command, monkeypat
     assert f"(SHA-256 `{digest}`)" in (out / "README.md").read_text(encoding="utf-8")
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
     assert json.loads(command.prints("canary", out, decision.registered.partition(" ")[0], "--json"))["fits"] is True
-    code, said, _ = command("canary", out, "bundled:all-MiniLM-L6-v2")
+    code, output, _ = command("canary", out, "bundled:all-MiniLM-L6-v2")
     assert code == 3
-    assert "does not fit (--least 0.999)" in said
+    assert "does not fit (--least 0.999)" in output
 
 
 def test_the_card_compares_with_other_models_and_shows_three_sentences(promoted):
     folder, _, decision, out = promoted
     card, lines = (out / "README.md").read_text(encoding="utf-8"), (out / "README.md").read_text("utf-8").splitlines()
-    known, metric = folder.baselines(), "dev/everyday/fra-eng/accuracy"
+    baselines, metric = folder.baselines(), "dev/everyday/fra-eng/accuracy"
     assert "| metric | this model | untrained | teacher |" in lines
-    scores = (decision.dev[metric], known["untrained"][metric], known["teacher"][metric])
+    scores = (decision.dev[metric], baselines["untrained"][metric], baselines["teacher"][metric])
     assert f"| {metric} | {' | '.join(f'{score:.4f}' for score in scores)} |" in lines
     size = json.loads(reports_of(folder, decision)[decision.report - 1])["metrics"]["model/parameters"]
     assert f"It has {size:,.0f} parameters, {4 * size / 1e6:.1f} MB in fp32. Its vectors have 384 dimensions." in lines
@@ -328,9 +328,9 @@ def test_the_card_compares_with_other_models_and_shows_three_sentences(promoted)
     tasks = {task.left_languages[0] or task.subset[:3]: task for task in bitexts_of(folder)}
     for text, language, nearest, _, cosine, _ in shown:
         text, task = text.removeprefix("| "), tasks[language]
-        found = model.similarity(model.encode([text]), model.encode(list(task.right[: len(task.left)])))[0]
-        assert task.right[int(found.argmax())] == nearest
-        assert float(found.max()) == pytest.approx(float(cosine), abs=1e-3)
+        similarities = model.similarity(model.encode([text]), model.encode(list(task.right[: len(task.left)])))[0]
+        assert task.right[int(similarities.argmax())] == nearest
+        assert float(similarities.max()) == pytest.approx(float(cosine), abs=1e-3)
 
 
 def bitexts_of(folder):
@@ -494,18 +494,18 @@ def test_a_checkpoint_that_differs_from_its_manifest_is_not_loaded(copied):
 def test_gates_that_do_not_hold_refuse_and_register_nothing(copied, tmp_path):
     sweep, folder, cluster = copied
     cluster = replace(cluster, notify=(teller(tmp_path / "events"),))
-    asked = ({"times_chance": 1000}, {"times_untrained": 1e6}, {})
-    gates = tuple(Gate(test="everyday", **each) for each in asked)
+    floors = ({"times_chance": 1000}, {"times_untrained": 1e6}, {})
+    gates = tuple(Gate(test="everyday", **each) for each in floors)
     folder.write("sweep.json", replace(sweep, promotion=Promotion(gates=gates)))
     decision = promote(folder.id, cluster)
     assert decision.verdict == "refuse"
     subsets = len(decision.chance)
     assert subsets >= 2
     assert sum("1000 x chance" in reason for reason in decision.reasons) == subsets
-    found = [key for key in decision.chance if decision.untrained[key] > 0]
-    assert found, "an untrained student that finds nothing in any language asks for nothing"
-    assert sum("1e+06 x untrained" in reason for reason in decision.reasons) == len(found)
-    assert len(decision.reasons) == subsets + len(found), "the third gate asks for nothing"
+    above_zero = [key for key in decision.chance if decision.untrained[key] > 0]
+    assert above_zero, "an untrained student that finds nothing in any language asks for nothing"
+    assert sum("1e+06 x untrained" in reason for reason in decision.reasons) == len(above_zero)
+    assert len(decision.reasons) == subsets + len(above_zero), "the third gate asks for nothing"
     registered_nothing(cluster)
     trial = f"{folder.id}/{decision.trial}"
     assert events_in(tmp_path / "events") == [("refusal", f"{trial} is not promoted: {decision.reasons[0]}")]

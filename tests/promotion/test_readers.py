@@ -62,17 +62,17 @@ def test_commands_take_an_export_as_they_take_a_model(exports, form, command, tm
     (tmp_path / "texts.txt").write_text("\n".join([*TEXTS, *COUNTED]), encoding="utf-8")
     code, _, words = command("index", exports / form, tmp_path / "texts.txt", "--out", tmp_path / "index")
     assert code == 0, words
-    code, said, words = command("search", tmp_path / "index", TEXTS[1], "--top", 1, "--json")
+    code, output, words = command("search", tmp_path / "index", TEXTS[1], "--top", 1, "--json")
     assert code == 0, words
-    (hit,) = json.loads(said)["texts"]
+    (hit,) = json.loads(output)["texts"]
     assert (hit["text"], round(hit["score"], 4)) == (TEXTS[1], 1)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(TEXTS).encode())))
     code, _, words = command("encode", exports / form, "--out", tmp_path / "vectors.npy")
     assert code == 0, words
     assert np.abs(np.load(tmp_path / "vectors.npy") - reader_of(exports / form).encode(TEXTS)).max() < 1e-6
     same = ("--queries", tmp_path / "texts.txt", "--against", tmp_path / "texts.txt")
-    code, said, words = command("check", exports / form, *same)
-    assert (code, "no drift" in said) == (0, True), words
+    code, output, words = command("check", exports / form, *same)
+    assert (code, "no drift" in output) == (0, True), words
     code, _, words = command("export", exports / form, "--out", tmp_path / "again", "--sweep", "nosuch")
     assert code != 0
     assert "was made by `export`, and only encodes; name the model that it was made from" in words

@@ -15,13 +15,15 @@ from babeltune.training.checkpoint import read_reports
 @pytest.mark.long
 def test_a_trial_of_two_ranks_comes_out_equal_to_the_last_bit(copied):
     _, folder, cluster = copied
-    found = reproduce(f"{folder.id}/t0000", cluster)
-    assert found.verdict == "identical", plain(found)
-    assert found.weights == "equal"
-    assert found.reports == len(read_reports(folder.trial(0)))
-    assert found.scores == sum(name.startswith("dev/") for r in read_reports(folder.trial(0)) for name in r.metrics)
-    assert found.largest is None
-    assert not found.changed
+    comparison = reproduce(f"{folder.id}/t0000", cluster)
+    assert comparison.verdict == "identical", plain(comparison)
+    assert comparison.weights == "equal"
+    assert comparison.reports == len(read_reports(folder.trial(0)))
+    assert comparison.scores == sum(
+        name.startswith("dev/") for r in read_reports(folder.trial(0)) for name in r.metrics
+    )
+    assert comparison.largest is None
+    assert not comparison.changed
     assert not list((folder.path.parents[1] / "reproductions").iterdir())
 
 
@@ -45,10 +47,10 @@ def test_a_difference_is_judged_by_the_interval_of_the_objective(copied, change,
     candidate = find_candidate(f"{folder.id}/t0000", folder.path.parents[1])
     recorded, metric = read_reports(folder.trial(0)), candidate.sweep.objectives[0].metric
     last = replace(recorded[-1], metrics={**recorded[-1].metrics, metric: recorded[-1].metrics[metric] - change})
-    found = compared(candidate, recorded, [*recorded[:-1], last], "differ", ())
-    assert found.verdict == verdict
-    assert found.largest.metric == metric
-    assert found.interval > 0
+    comparison = compared(candidate, recorded, [*recorded[:-1], last], "differ", ())
+    assert comparison.verdict == verdict
+    assert comparison.largest.metric == metric
+    assert comparison.interval > 0
 
 
 def test_a_sweep_in_place_of_a_trial_is_refused(copied):

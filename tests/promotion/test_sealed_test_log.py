@@ -60,8 +60,8 @@ def test_openings_that_several_processes_record_at_once_are_all_counted(tmp_path
     processes = [recorder(tmp_path, tiny_file, 10) for _ in range(3)]
     for process in processes:
         go(process)
-    said = [process.communicate()[0].split() for process in processes]
-    assert sorted(int(word) for words in said for word in words) == list(range(1, 31))
+    outputs = [process.communicate()[0].split() for process in processes]
+    assert sorted(int(word) for words in outputs for word in words) == list(range(1, 31))
     assert len(read_openings(tmp_path)) == 30
     assert len({line["id"] for line in read_openings(tmp_path)}) == 30
 
@@ -70,10 +70,10 @@ def test_a_process_that_is_killed_while_it_records_costs_no_other_opening(tmp_pa
     process = recorder(tmp_path, tiny_file, 1_000_000)
     go(process)
     for _ in range(5):
-        made = int(process.stdout.readline())
+        count = int(process.stdout.readline())
     process.kill()
     process.communicate()
-    assert record_opening(tmp_path, "m", tmp_path, found).times == len(read_openings(tmp_path)) > made
+    assert record_opening(tmp_path, "m", tmp_path, found).times == len(read_openings(tmp_path)) > count
 
 
 @pytest.mark.parametrize("cut", [1, 20, -1, -2, "é"])
@@ -83,9 +83,9 @@ def test_an_opening_behind_a_line_that_was_cut_off_is_counted(tmp_path, found, c
     whole = path.read_bytes()
     end = whole.index("é".encode()) + 1 if cut == "é" else cut
     path.write_bytes(whole + whole[:end])
-    kept = 3 if cut == -1 else 2  # only its end is missing
-    assert record_opening(tmp_path, "é", tmp_path, found).times == kept
-    assert len(read_openings(tmp_path)) == kept
+    times = 3 if cut == -1 else 2  # only its end is missing
+    assert record_opening(tmp_path, "é", tmp_path, found).times == times
+    assert len(read_openings(tmp_path)) == times
     assert path.read_bytes().startswith(whole)
 
 

@@ -225,9 +225,9 @@ def test_what_is_no_table_and_what_has_no_sweep_is_refused(static, copied, tmp_p
     out = tmp_path / "small"
 
     def refused(match, model=str(static), **options):
-        asked = {name: options.pop(name) for name in ("format", "bits", "dim") if name in options}
+        form = {name: options.pop(name) for name in ("format", "bits", "dim") if name in options}
         with pytest.raises((SpecError, TeacherError), match=match):
-            export_small(model, out, cluster, form=SmallForm(**asked), **{"sweep": folder.id, **options})
+            export_small(model, out, cluster, form=Form(**form), **{"sweep": folder.id, **options})
 
     refused(
         "has the layers Transformer, Pooling, Normalize; only a static model",

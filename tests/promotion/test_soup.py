@@ -118,15 +118,15 @@ def test_the_average_is_the_mean_of_the_checkpoints_and_is_taken_because_dev_say
     members = members_of(noisy, 4)
     values = [member.report.metrics["dev/everyday/accuracy"] for member in members]
     assert values == sorted(values, reverse=True)
-    found = averaged(members)["student"]
+    average = averaged(members)["student"]
     loaded = [load_checkpoint(checkpoint_folder(noisy.trial(n), 1))[0]["student"] for n in range(4)]
-    for name, tensor in found.items():
+    for name, tensor in average.items():
         torch.testing.assert_close(tensor, sum(state[name] for state in loaded) / 4)
     candidate, why = best_or_average(members)
-    own = candidate.report.metrics["dev/everyday/accuracy"]
-    assert own > values[0]
+    score = candidate.report.metrics["dev/everyday/accuracy"]
+    assert score > values[0]
     assert set(candidate.members) == {"t0000/1", "t0001/1", "t0002/1", "t0003/1"}
-    assert f"is taken: its dev/everyday/accuracy is {own:.4f}, and {values[0]:.4f} of {members[0].name} alone" in why
+    assert f"is taken: its dev/everyday/accuracy is {score:.4f}, and {values[0]:.4f} of {members[0].name} alone" in why
 
 
 def test_an_average_that_is_no_better_is_not_taken(base, tiny_file):
@@ -204,10 +204,10 @@ def test_trials_that_share_no_start_are_refused_in_one_line(base, tiny_file):
     began = r"--soup 2: t000\d \(seed \d\) and t000\d \(seed \d\) began with other weights \(student\..*student.seed"
     vectors = STATIC.replace("}", ", token_vectors: teacher, ngrams: 100}")
     for name, student in (("scratch", STATIC), ("vectors", vectors)):
-        asked = [*SHORT, student, OPEN, f"name={name}", "parameters={seed: {choice: [0, 1]}}"]
+        assignments = [*SHORT, student, OPEN, f"name={name}", "parameters={seed: {choice: [0, 1]}}"]
         with pytest.raises(PromotionError, match=began):
-            members_of(finished(storage, read_sweep(tiny_file, assignments=asked), [same] * 2, seeds), 2)
-    one = [*asked, "name=one_start", "student.seed=7"]
+            members_of(finished(storage, read_sweep(tiny_file, assignments=assignments), [same] * 2, seeds), 2)
+    one = [*assignments, "name=one_start", "student.seed=7"]
     assert len(members_of(finished(storage, read_sweep(tiny_file, assignments=one), [same] * 2, seeds), 2)) == 2
     scratch = finished(storage, read_sweep(tiny_file, assignments=[*SHORT, STATIC, OPEN, "name=alike"]), [same] * 2)
     assert len(members_of(scratch, 2)) == 2, "of one seed, both began with the same weights"
@@ -238,8 +238,8 @@ def test_a_trial_of_the_storage_is_a_start_with_its_own_weights(noisy, base, tin
     sweep = read_sweep(tiny_file, assignments=[*SHORT, student], fetch=partial(start_folder, cluster=cluster))
     assert sweep.student.start.startswith(f"{name}{PIN}")
     trial, prepared = make_trial(sweep, 0, {}), prepare(sweep, storage)
-    kept = load_checkpoint(checkpoint_folder(noisy.trial(2), 1))[0]["student"]
-    assert torch.equal(make_student(trial, prepared).word_embeddings, kept["table.weight"])
+    weights = load_checkpoint(checkpoint_folder(noisy.trial(2), 1))[0]["student"]
+    assert torch.equal(make_student(trial, prepared).word_embeddings, weights["table.weight"])
 
 
 def test_a_trial_that_is_unknown_or_has_no_checkpoint_is_one_line(noisy, base, tiny_file):

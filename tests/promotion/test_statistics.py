@@ -61,22 +61,22 @@ def test_p_and_interval_of_right_and_wrong_items_say_the_same(differences, confi
 @given(st.lists(st.floats(-1, 2), min_size=2, max_size=20), st.floats(0.5, 0.999), st.integers(20, 400))
 @settings(max_examples=60)
 def test_p_and_interval_of_the_bootstrap_say_the_same(values, confidence, resamples):
-    for found in paired_bootstrap([(len(values), mean_of(values))], confidence=confidence, resamples=resamples):
-        assert found.low <= found.high
-        if abs(found.p - (1 - confidence)) > 1e-9:
-            assert (found.low > 0 or found.high < 0) == (found.p < 1 - confidence)
+    for interval in paired_bootstrap([(len(values), mean_of(values))], confidence=confidence, resamples=resamples):
+        assert interval.low <= interval.high
+        if abs(interval.p - (1 - confidence)) > 1e-9:
+            assert (interval.low > 0 or interval.high < 0) == (interval.p < 1 - confidence)
 
 
 @pytest.mark.parametrize(("share", "subsets"), [(0.5, 1), (0.02, 1), (0.1, 3)])
 def test_equal_models_seldom_differ_also_where_few_items_do(share, subsets):
     """Rows of several languages rise and fall together here, as translations of one sentence do."""
     generator = np.random.default_rng(7)
-    said, times = 0, 600
+    false_alarms, times = 0, 600
     for _ in range(times):
         rows = generator.choice([-1, 0, 1], size=150, p=(share / 2, 1 - share, share / 2)) * subsets
-        low, high = mean_limits([GroupedDifferences(sums=rows.astype(float), step=1.0)], subsets, errors_of(0.95))
-        said += low > 0 or high < 0
-    assert said / times <= 0.07
+        low, high = mean_limits([Rows(sums=rows.astype(float), step=1.0)], subsets, errors_of(0.95))
+        false_alarms += low > 0 or high < 0
+    assert false_alarms / times <= 0.07
 
 
 def test_a_draw_has_as_many_items_as_there_are_and_is_the_same_for_the_same_seed(monkeypatch):
@@ -102,11 +102,11 @@ def test_spearman_of_a_draw_is_scipys_of_the_repeated_items(items):
     x, y, counts = (np.array(column, float) for column in zip(*items, strict=True))
     repeated = counts.astype(int)
     a, b = np.repeat(x, repeated), np.repeat(y, repeated)
-    found = spearman_of(x, y)(counts[None])[0]
+    correlation = spearman_of(x, y)(counts[None])[0]
     if len(set(a)) < 2 or len(set(b)) < 2:
-        assert np.isnan(found)
+        assert np.isnan(correlation)
     else:
-        assert found == pytest.approx(scipy.stats.spearmanr(a, b).statistic)
+        assert correlation == pytest.approx(scipy.stats.spearmanr(a, b).statistic)
 
 
 @pytest.mark.parametrize("statistic", ["mean", "spearman"])
@@ -129,15 +129,15 @@ def test_the_bootstrap_interval_is_scipys(statistic):
         def reference(a, b, c):
             return scipy.stats.spearmanr(a, c).statistic - scipy.stats.spearmanr(b, c).statistic
 
-    own, mean = paired_bootstrap([(200, part)], confidence=0.9, resamples=4000)
+    interval, mean = paired_bootstrap([(200, part)], confidence=0.9, resamples=4000)
     theirs = scipy.stats.bootstrap(
         (x, y, gold), reference, paired=True, vectorized=False, n_resamples=400, method="percentile",
         confidence_level=0.9, rng=1,
     ).confidence_interval  # fmt: skip
-    assert own.value == pytest.approx(reference(x, y, gold))
-    assert own.low == pytest.approx(theirs.low, abs=0.04)
-    assert own.high == pytest.approx(theirs.high, abs=0.04)
-    assert mean == own
+    assert interval.value == pytest.approx(reference(x, y, gold))
+    assert interval.low == pytest.approx(theirs.low, abs=0.04)
+    assert interval.high == pytest.approx(theirs.high, abs=0.04)
+    assert mean == interval
 
 
 def test_without_any_difference_the_score_interval_is_wilsons_of_a_share_of_nothing():
@@ -179,10 +179,10 @@ def test_rows_of_subsets_of_one_length_are_drawn_together():
 @settings(max_examples=50)
 def test_holms_correction_steps_down(p):
     names = [str(i) for i in range(len(p))]
-    found = holm(dict(zip(names, p, strict=True)))
+    corrected = holm(dict(zip(names, p, strict=True)))
     order = np.argsort(p, kind="stable")
     expected = np.minimum(1, np.maximum.accumulate([(len(p) - rank) * p[i] for rank, i in enumerate(order)]))
-    assert [found[str(i)] for i in order] == pytest.approx(list(expected))
+    assert [corrected[str(i)] for i in order] == pytest.approx(list(expected))
 
 
 @pytest.mark.trap(39)
