@@ -59,7 +59,7 @@ def printed(config, x, y, source_ids, target_ids):
         total = 0.0
         for i in range(n):
             at = [math.exp(sum(p * q for p, q in zip(a[i], c, strict=True)) / config.temperature) for c in [*b, *a]]
-            # A candidate that says what the positive says (or the row, where its own side is there too) is none.
+            # A candidate that says what the positive says (or the row, where its own side is there too) is no negative.
             repeats = {other[i], *([own[i]] if intra else [])} if masked else set()
             below = at[i] + sum(at[j] for j in range(n) if j != i and other[j] not in repeats)
             if intra:

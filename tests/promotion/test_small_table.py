@@ -227,7 +227,7 @@ def test_what_is_no_table_and_what_has_no_sweep_is_refused(static, copied, tmp_p
     def refused(match, model=str(static), **options):
         form = {name: options.pop(name) for name in ("format", "bits", "dim") if name in options}
         with pytest.raises((SpecError, TeacherError), match=match):
-            export_small(model, out, cluster, form=Form(**form), **{"sweep": folder.id, **options})
+            export_small(model, out, cluster, form=SmallForm(**form), **{"sweep": folder.id, **options})
 
     refused(
         "has the layers Transformer, Pooling, Normalize; only a static model",

@@ -74,7 +74,7 @@ def test_equal_models_seldom_differ_also_where_few_items_do(share, subsets):
     false_alarms, times = 0, 600
     for _ in range(times):
         rows = generator.choice([-1, 0, 1], size=150, p=(share / 2, 1 - share, share / 2)) * subsets
-        low, high = mean_limits([Rows(sums=rows.astype(float), step=1.0)], subsets, errors_of(0.95))
+        low, high = mean_limits([GroupedDifferences(sums=rows.astype(float), step=1.0)], subsets, errors_of(0.95))
         false_alarms += low > 0 or high < 0
     assert false_alarms / times <= 0.07
 
