@@ -52,13 +52,14 @@ def folded(table: Table) -> list[Table]:
 
 
 def _part(table: Table, first: int, end: int) -> Table:
-    columns = (0, *range(first, end))
+    places = (0, *range(first, end))
+    rows = [[row[place] for place in places] for row in table.rows]
     return replace(
         table,
         caption=table.caption + (", continued" if first > 1 else ""),
-        columns=tuple(table.columns[column] for column in columns),
-        rows=tuple(tuple(row[column] for column in columns) for row in table.rows),
-        left=frozenset(place for place, column in enumerate(columns) if column in table.left),
+        columns=tuple(table.columns[place] for place in places),
+        rows=tuple(map(tuple, rows)),
+        left=frozenset(column for column, place in enumerate(places) if place in table.left),
     )
 
 
