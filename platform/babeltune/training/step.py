@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -94,15 +94,12 @@ def make_optimizers(module: nn.Module, tokens: Tensor | None, training: Training
     rate, betas = training.learning_rate, (training.beta1, training.beta2)
     optimizers: list[torch.optim.Optimizer] = []
     for is_sparse in (False, True):
-        chosen = [
-            {
-                "params": parameters,
-                RATE: training.embedding_learning_rate if kind.embedding_rate else 1.0,
-                **({} if is_sparse else {"weight_decay": 0.0 if kind.no_decay else training.weight_decay}),
-            }
-            for kind, parameters in sorted(groups.items(), key=lambda item: item[0])
-            if kind.sparse == is_sparse
-        ]
+        chosen: list[dict[str, Any]] = []
+        for kind in sorted(each for each in groups if each.sparse == is_sparse):
+            factor = training.embedding_learning_rate if kind.embedding_rate else 1.0
+            chosen.append({"params": groups[kind], RATE: factor})
+            if not is_sparse:
+                chosen[-1]["weight_decay"] = 0.0 if kind.no_decay else training.weight_decay
         if chosen and is_sparse:
             optimizers.append(RowAdam(chosen, lr=rate, betas=betas, eps=training.epsilon))
         elif chosen:
