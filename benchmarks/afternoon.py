@@ -219,12 +219,14 @@ def main() -> None:
         steps, printed = zip(*(run(step, place, python) for step in commands(options.submit)), strict=True)
     made, _, swept, _, decision, small, *_ = (json.loads(each) for each in printed)
     test = next(metric for metric in decision["test"] if metric.count("/") == 2 and metric.endswith("/accuracy"))
+    pairs = sum(file["rows"] for file in made["files"])
+    trials = sum(row["name"][1:].isdigit() for row in swept["leaderboard"])
     record = {
         "commit": commit(),
         "cores": os.cpu_count(),
         "load": load,
-        "pairs": sum(file["rows"] for file in made["files"]),
-        "trials": sum(row["name"][1:].isdigit() for row in swept["leaderboard"]),
+        "pairs": pairs,
+        "trials": trials,
         "accuracy": decision["test"][test],
         "untrained": decision["untrained"][test],
         "sizes": small["sizes"],
