@@ -266,12 +266,12 @@ class TrainStep:
     def step(self, batch: Batch, seen: int, halfway: int | None = None) -> dict[str, float]:
         """One optimizer step on a global batch; `TrainingError` when the loss or its gradient is not finite.
 
-        `seen` pairs are seen after it. Its learning rate is that of `halfway` pairs; absent: that of `seen`. Numbers
-        are read once and last, so that a GPU has all of the step to do meanwhile."""
+        `seen` pairs are seen after it. Its learning rate is that of `halfway` pairs; absent: that of `seen`."""
         self.set_rate(seen if halfway is None else halfway)
         shared = self.capture.run(batch) if self.capture else self.update(batch)
         if self.average:
             self.average.after_update(seen)
+        # Numbers are read once and last, so that a GPU has all of the step to do meanwhile.
         values = numbers(shared)
         stops = values.pop(STOP)
         # A replayed CUDA graph returns the stop flag of its recording.
