@@ -82,11 +82,12 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def unseen(data: Path, seen_texts: set[str], queries: int) -> tuple[list[str], Pairs]:
-    """English texts of an index, and pairs of a query and the text that it has to find. None is in `seen_texts`."""
+def unseen(data: Path, trained: set[str], queries: int) -> tuple[list[str], Pairs]:
+    """English texts of an index, and pairs of a query and the text that it has to find. None is in `trained`."""
+    languages = (*LANGUAGES, *OTHERS)
     pairs = {
-        language: [pair for pair in texts(data, language, 10**6) if not seen_texts.intersection(pair)]
-        for language in (*LANGUAGES, *OTHERS)
+        language: [pair for pair in texts(data, language, 10**6) if not trained.intersection(pair)]
+        for language in languages
     }
     indexed = list(dict.fromkeys(right for language_pairs in pairs.values() for _, right in language_pairs))
     return indexed, [pair for language in LANGUAGES for pair in pairs[language][-queries:]]

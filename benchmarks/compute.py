@@ -32,29 +32,29 @@ STEPS, REPEATS = 4, 3
 STATIC = {"kind": "static", "vocabulary": 16_000}
 SMALL = {"kind": "transformer", "vocabulary": 4000, "heads": 4}
 STUDENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "static 256, batch 256": ("encoder", {**STATIC, "width": 256}, {"global_batch": 256}),
-    "static 512, batch 256": ("encoder", {**STATIC, "width": 512}, {"global_batch": 256}),
-    "static 512, batch 2,048": ("encoder", {**STATIC, "width": 512}, {"global_batch": 2048}),
-    "static 1,024, batch 1,024": ("encoder", {**STATIC, "width": 1024}, {"global_batch": 1024}),
-    "static 512, matryoshka": ("encoder", {**STATIC, "width": 512}, {"global_batch": 1024, "matryoshka": (128, 64)}),
+    "static 256, batch 256": ("encoder", STATIC | {"width": 256}, {"global_batch": 256}),
+    "static 512, batch 256": ("encoder", STATIC | {"width": 512}, {"global_batch": 256}),
+    "static 512, batch 2,048": ("encoder", STATIC | {"width": 512}, {"global_batch": 2048}),
+    "static 1,024, batch 1,024": ("encoder", STATIC | {"width": 1024}, {"global_batch": 1024}),
+    "static 512, matryoshka": ("encoder", STATIC | {"width": 512}, {"global_batch": 1024, "matryoshka": (128, 64)}),
     "1 × 128, batch 128": (
         "soft_contrastive",
-        {**SMALL, "layers": 1, "width": 128, "feed_forward": 256},
+        SMALL | {"layers": 1, "width": 128, "feed_forward": 256},
         {"global_batch": 128},
     ),
     "1 × 256, batch 256": (
         "soft_contrastive",
-        {**SMALL, "layers": 1, "width": 256, "feed_forward": 512},
+        SMALL | {"layers": 1, "width": 256, "feed_forward": 512},
         {"global_batch": 256},
     ),
     "4 × 384, batch 32": (
         "soft_contrastive",
-        {**SMALL, "layers": 4, "width": 384, "feed_forward": 1536},
+        SMALL | {"layers": 4, "width": 384, "feed_forward": 1536},
         {"global_batch": 32},
     ),
     "2 × 256 in chunks": (
         "soft_contrastive",
-        {**SMALL, "layers": 2, "width": 256, "feed_forward": 1024},
+        SMALL | {"layers": 2, "width": 256, "feed_forward": 1024},
         {"global_batch": 128, "chunk": 32},
     ),
     "laser3_co": ("laser3_co", {}, {}),

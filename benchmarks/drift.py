@@ -68,16 +68,18 @@ def kinds_of_text(data: Path, pairs: int) -> dict[str, list[str]]:
         [[pair[side] for pair in pairs_of[part]] for pairs_of in news.values() for side in (0, 1)]
         for part in (slice(pairs), slice(pairs, None))
     )
+    spanish, khmer = ([left for left, _ in texts(data, language, pairs)] for language in ("spa", "khm"))
+    documentation = [
+        [pair[side] for pair in texts(data, language, pairs // 4, "python_docs")]
+        for language in ("fra", "jpn")
+        for side in (0, 1)
+    ]
     columns = {
         "none": usual,
-        "Spanish": [[left for left, _ in texts(data, "spa", pairs)]],
-        "documentation": [
-            [pair[side] for pair in texts(data, language, pairs // 4, "python_docs")]
-            for language in ("fra", "jpn")
-            for side in (0, 1)
-        ],
+        "Spanish": [spanish],
+        "documentation": documentation,
         "long texts": [sorted(column, key=len)[-len(column) // LONG :] for column in later],
-        "unknown script": [[left for left, _ in texts(data, "khm", pairs)]],
+        "unknown script": [khmer],
     }
     seen_texts: set[str] = set()
     kinds = {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import os
 import sys
 import tempfile
@@ -209,8 +210,8 @@ def mined_text(count: int, model: str | None) -> dict[str, Any]:
     from babeltune.models.hub import BUNDLED, model_folder
 
     data = Path(os.environ.get("BABELTUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
-    files = dict.fromkeys([*(data / name for name in TEXT), *(path for g in MORE for path in sorted(data.glob(g)))])
-    translations: dict[str, str] = {}
+    files = dict.fromkeys(itertools.chain([data / name for name in TEXT], *(sorted(data.glob(g)) for g in MORE)))
+    known: dict[str, str] = {}
     for source, target in (pair for path in files for pair in read_pairs(path)):
         if len(translations) < count:
             translations.setdefault(*(" ".join(side.split()) for side in (source, target)))

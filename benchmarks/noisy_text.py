@@ -65,7 +65,7 @@ def noisy(rows: Sequence[Sequence[str]], foreign: Sequence[str]) -> tuple[list[l
     for place, text in zip(strange, foreign, strict=False):
         left[place] = text
     pairs = list(zip(left, right, strict=True))
-    return [list(pair) for pair in pairs], {pairs[place] for place in [*shuffled, *strange]}
+    return list(map(list, pairs)), {pairs[place] for place in [*shuffled, *strange]}
 
 
 def written(place: Path, options: argparse.Namespace) -> set[tuple[str, str]]:

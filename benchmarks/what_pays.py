@@ -11,7 +11,7 @@ import json
 import logging
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -182,17 +182,26 @@ def page(record: Mapping[str, Any]) -> str:
         ]
         for row in record["rows"]
     ]
-    orders = [
-        [
-            *(order["row"], order["other"], METRICS[order["metric"]], f"{order['difference']:+.4f}"),
-            *(f"{order['low']:+.4f} to {order['high']:+.4f}", f"± {1.96 * order['sentence_error']:.4f}"),
-            *(f"**{order['verdict']}**", order["why"]),
-        ]
-        for order in record["orders"]
-    ]
+    orders = []
+    for each in record["orders"]:
+        claim = [each["row"], each["other"], METRICS[each["metric"]]]
+        interval = f"{each['low']:+.4f} to {each['high']:+.4f}"
+        scores = [f"{each['difference']:+.4f}", interval, f"± {1.96 * each['sentence_error']:.4f}"]
+        orders.append([*claim, *scores, f"**{each['verdict']}**", each["why"]])
     titles = ["row", *METRICS.values(), "pairs"]
     claims = ["row", "above", "score", "difference", "over seeds", "over sentences", "verdict", "why"]
     return f"{table_of(titles, rows)}\n\n{table_of(claims, orders)}\n"
+
+
+def row_of(name: str, trainings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A row of the record: the figures of each seed's training."""
+    scores = {metric: [each["scored"].scores[metric] for each in trainings] for metric in METRICS}
+    return {
+        "name": name,
+        "pairs": [each["pairs"] for each in trainings],
+        "seconds": [round(each["seconds"], 2) for each in trainings],
+        "scores": scores,
+    }
 
 
 def main() -> None:
@@ -214,16 +223,8 @@ def main() -> None:
                 rows[name].append(figures)
         record = {
             "commit": commit(),
-            "compute": args.compute,
-            "rows": [
-                {
-                    "name": name,
-                    "pairs": [run["pairs"] for run in runs],
-                    "seconds": [round(run["seconds"], 2) for run in runs],
-                    "scores": {metric: [run["scored"].scores[metric] for run in runs] for metric in METRICS},
-                }
-                for name, runs in rows.items()
-            ],
+            "compute": given.compute,
+            "rows": [row_of(name, trainings) for name, trainings in rows.items()],
             "orders": verdicts(work, rows),
         }
     print(page(record))

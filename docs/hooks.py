@@ -6,6 +6,7 @@ MkDocs calls `on_files` once for each build. The pages exist in memory only, so 
 import ast
 import dataclasses
 import inspect
+import itertools
 import json
 import re
 import statistics
@@ -288,17 +289,17 @@ def benchmarks() -> str:
             f"## The last `make bench`\n\nCommit `{record['commit']}`.",
             table(tuple(record["titles"]), record["rows"]),
         ]
-    parts += [
-        *corpus_sizes(),
-        *running_trials(),
-        *opened_groups(),
-        *many_trials(),
-        *requests_to_a_bucket(),
-        *large_sweeps(),
-        *noisy_text(),
-        *served_requests(),
-        *of_a_gpu(),
-    ]
+    parts += itertools.chain(
+        corpus_sizes(),
+        running_trials(),
+        opened_groups(),
+        many_trials(),
+        requests_to_a_bucket(),
+        large_sweeps(),
+        noisy_text(),
+        served_requests(),
+        of_a_gpu(),
+    )
     figures = json.loads((MEASURED / "figures.json").read_text(encoding="utf-8"))["rows"]
     parts += ["## Single commands", table(("what", "command", "figures"), [(a, f"`{b}`", c) for a, b, c in figures])]
     return "\n\n".join(parts) + "\n"

@@ -1,9 +1,10 @@
 """Checks the prose of the repository: `make lint` runs it, and it prints a line for each fault and then fails.
 
 It looks at docstrings, comments and texts of Python files, at Markdown, and at the comments of YAML files. It refuses
-phrases that are hard to read, names that do not say what a thing is, sentences above 30 words, docstrings of constants
-that start in mid-sentence, functions above 60 lines, functions with more than seven parameters, and classes with more
-than 20 methods of their own. Commands of typer and their functions in `api.py` have one parameter per option."""
+words of the project's old private vocabulary, sentences above 30 words, docstrings of constants that start in
+mid-sentence, functions above 60 lines, functions with more than seven parameters, classes with more than 20 methods
+of their own, and statements with more than three comprehensions, splats and the like. Commands of typer and their
+functions in `api.py` have one parameter per option."""
 
 import ast
 import inspect
@@ -22,6 +23,7 @@ LONGEST_FUNCTION = 60  # lines of the longest function, with its docstring
 MOST_PARAMETERS = 7  # parameters of a function, without `self` and `cls`
 API = "platform/babeltune/api.py"  # the functions of the commands: they have one parameter per option, too
 MOST_METHODS = 20  # methods of a class
+MOST_PARTS = 3  # comprehensions, walruses, splats and conditional expressions of a statement
 
 AVOIDED = {
     r"\bof which\b": "two sentences",
@@ -139,6 +141,21 @@ def shape(path: str, tree: ast.AST) -> Iterator[Fault]:
                 yield Fault(path, node.lineno, f"{node.name} has {count} parameters, at most {MOST_PARAMETERS}")
 
 
+def dense(path: str, tree: ast.AST) -> Iterator[Fault]:
+    """Faults of statements that are too much to read at once. Of a compound statement only the header counts."""
+    comprehensions = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.stmt):
+            children = ast.iter_child_nodes(statement)
+            header = [each for each in children if not isinstance(each, ast.stmt | ast.excepthandler | ast.match_case)]
+            nodes = [node for child in header for node in ast.walk(child)]
+            count = sum(isinstance(node, comprehensions | ast.NamedExpr | ast.Starred | ast.IfExp) for node in nodes)
+            count += sum(node.keys.count(None) for node in nodes if isinstance(node, ast.Dict))
+            if count > MOST_PARTS:
+                text = "comprehensions, walruses, splats and conditional expressions in a statement"
+                yield Fault(path, statement.lineno, f"{count} {text}, at most {MOST_PARTS}: name some of them")
+
+
 def python_faults(path: str, source: str) -> Iterator[Fault]:
     """Faults of a Python file. In tests, only words count."""
     tree = ast.parse(source)
@@ -148,7 +165,7 @@ def python_faults(path: str, source: str) -> Iterator[Fault]:
     if path.startswith("tests/"):
         return
     yield from shape(path, tree)
-    yield from vague_names(path, tree)
+    yield from dense(path, tree)
     for constant, assigned in documented(tree):
         text = inspect.cleandoc(str(constant.value))
         yield from long_sentences(path, constant.lineno, text)

@@ -37,6 +37,7 @@ def test_good_text_has_no_faults():
         ('RATE = 2\n"""seconds of a wait."""\n', "starts in mid-sentence: seconds of a wait."),
         ("def long():\n" + "    pass\n" * LONGEST_FUNCTION, f"long has {LONGEST_FUNCTION + 1} lines"),
         (f"def wide({', '.join(f'a{i}' for i in range(MOST_PARAMETERS + 1))}): ...\n", "wide has 8 parameters"),
+        ("ROWS = [*a, *(b for b in c), {**d}, e if f else g]\n", "5 comprehensions, walruses, splats and conditional"),
         ("class Broad:\n" + 21 * "    def m(self): ...\n", "Broad has 21 methods, at most 20"),
     ],
 )

@@ -23,6 +23,11 @@ def row(variant: str, batch: int) -> str:
     return f"{VARIANTS[variant]}, N = {batch}"
 
 
+CONTRASTS = [
+    Row(name=row(variant, batch), settings={"variant": variant, "training.global_batch": batch})
+    for batch in BATCHES
+    for variant in VARIANTS
+]
 CHEN_LOSSES = Table(
     name="chen_losses",
     title="ML-CTL: InfoNCE and CZ-NCE, sentences and words",
@@ -38,14 +43,7 @@ CHEN_LOSSES = Table(
     start="models:/chen_start@champion",
     start_kind="transformer",
     from_scratch=False,
-    rows=(
-        *(
-            Row(name=row(variant, batch), settings={"variant": variant, "training.global_batch": batch})
-            for batch in BATCHES
-            for variant in VARIANTS
-        ),
-        Row(name="MLM alone, N = 32", settings={"variant": "mlm", "training.global_batch": 32}),
-    ),
+    rows=(*CONTRASTS, Row(name="MLM alone, N = 32", settings={"variant": "mlm", "training.global_batch": 32})),
     columns=(
         Column(metric=FOUND, title="Tatoeba"),
         Column(metric=LONG, title="FLORES"),

@@ -91,7 +91,9 @@ class Table:
     seeds: tuple[int, ...] = SEEDS
 
     def __post_init__(self) -> None:
-        names = {UNTRAINED, *([START] if self.start_name else []), *(row.name for row in self.rows)}
+        names = {UNTRAINED, *(row.name for row in self.rows)}
+        if self.start_name:
+            names.add(START)
         for claim in self.claims:
             if unknown := {claim.better, claim.worse} - names:
                 raise ValueError(f"table {self.name} claims an order of {', '.join(unknown)}, which is no row")

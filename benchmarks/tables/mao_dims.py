@@ -48,10 +48,8 @@ MAO_DIMS = Table(
     from_scratch=False,
     rows=tuple(Row(name=row_name(dim), settings={"dim": dim}) for dim in DIMS),
     columns=(Column(metric=FEW, title="Tatoeba, 1,000"), Column(metric=MANY, title="news, 10,000")),
-    claims=(
-        *claims(768, 512),
-        *claims(768, 128),
-        *(claim for more, fewer in itertools.pairwise(DIMS) for claim in claims(more, fewer)),
+    claims=tuple(
+        claim for more, fewer in ((768, 512), (768, 128), *itertools.pairwise(DIMS)) for claim in claims(more, fewer)
     ),
     rates=(5e-4, 3e-3),
 )

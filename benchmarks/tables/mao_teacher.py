@@ -20,6 +20,7 @@ def distilled(name: str, beta: float, changes: tuple[str, ...] = ()) -> Row:
     return Row(name=name, settings={"variant": "standard", "beta": beta, "gamma": 0.0}, changes=changes)
 
 
+BY_RANKING = [distilled(ranking(beta), beta, RANKING) for beta in WEIGHTS]
 MAO_TEACHER = Table(
     name="mao_teacher",
     title="LEALLA: why FD fails among many candidates",
@@ -31,11 +32,7 @@ MAO_TEACHER = Table(
     sweep="search_spaces/reproduce/mao_terms.yaml",
     before=("search_spaces/reproduce/mao_dims_start.yaml",),
     start_name="the ranking teacher",
-    rows=(
-        distilled(AMS, 0.0),
-        distilled(ENGLISH, 1000.0),
-        *(distilled(ranking(beta), beta, RANKING) for beta in WEIGHTS),
-    ),
+    rows=(distilled(AMS, 0.0), distilled(ENGLISH, 1000.0), *BY_RANKING),
     columns=(Column(metric=FEW, title="Tatoeba, 1,000"), Column(metric=MANY, title="news, 10,000")),
     claims=(
         *(Claim(better=ranking(beta), worse=AMS, metrics=BOTH, paper=REASON) for beta in WEIGHTS),

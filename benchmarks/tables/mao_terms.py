@@ -15,6 +15,8 @@ def extended(beta: float = PRINTED) -> str:
 
 ALONE = ("config={alpha: 0}",)  # leaves AMS out; beta is 1,000 by default
 
+WITH_FD = [Row(name=name, settings={"variant": "standard", "beta": beta, "gamma": 0.0}) for beta, name in FD.items()]
+
 MAO_TERMS = Table(
     name="mao_terms",
     title="LEALLA: the losses alone and together",
@@ -27,7 +29,7 @@ MAO_TERMS = Table(
     sweep="search_spaces/reproduce/mao_terms.yaml",
     rows=(
         Row(name="AMS", settings={"variant": "standard", "beta": 0.0, "gamma": 0.0}),
-        *(Row(name=name, settings={"variant": "standard", "beta": beta, "gamma": 0.0}) for beta, name in FD.items()),
+        *WITH_FD,
         Row(name="AMS + LD", settings={"variant": "standard", "beta": 0.0, "gamma": 1e-2}),
         Row(name="AMS + FD + LD, beta 1000", settings={"variant": "standard", "beta": 1000.0, "gamma": 1e-2}),
         Row(

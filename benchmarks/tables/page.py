@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from babeltune.files import write_whole
@@ -81,30 +81,30 @@ def page(record: Record, others: Iterable[Record] = ()) -> str:
         f"{record['ours']} Each training {length}{', unless its row says otherwise' if differ else ''}. "
         f"There are {seeds} seeds. The whole table cost {run['cpu_seconds'] / 3600:.2f} CPU hours. {COST}"
     )
-    level = [LEVEL] if any(claim["kind"] == "level" for claim in record["claims"]) else []
-    parts = [
-        f"# {record['title']}",
-        f"{record['paper']} `{record['command']}` writes this page.",
-        *([f"The paper's budget: {record['budget']}"] if record["budget"] else []),
-        f"Ours: {ours}",
-        *([CHOICE, CHOOSING, choices_of(record), *advice_on(record), record["limits"]] if "uses" in record else []),
-        "## Scores",
-        f"{CHOSEN} {READING}" if _searches(record) else READING,
-        _scores(record),
-        *([_picture(record)] if "heat_map" in record else []),
-        *_distribution(record),
-        *_curve(record),
-        "## Orderings",
-        JUDGING,
-        *level,
-        *([CLUSTERED] if any(claim["metric"].endswith(f"/{ARI}") for claim in record["claims"]) else []),
-        *([UNPAIRED] if any("xsim" in claim["metric"] for claim in record["claims"]) and not run.get("paired") else []),
-        _orderings(record),
-        *_failures(record, {other["name"]: other for other in others}),
-        "## The run",
-        _run(record),
-    ]
+    parts = [f"# {record['title']}", f"{record['paper']} `{record['command']}` writes this page."]
+    if record["budget"]:
+        parts.append(f"The paper's budget: {record['budget']}")
+    parts.append(f"Ours: {ours}")
+    if "uses" in record:
+        parts += [CHOICE, CHOOSING, choices_of(record), *advice_on(record), record["limits"]]
+    parts += ["## Scores", f"{CHOSEN} {READING}" if _searches(record) else READING, _scores(record)]
+    if "heat_map" in record:
+        parts.append(_picture(record))
+    parts += [*_distribution(record), *_curve(record), "## Orderings", *_judging(record), _orderings(record)]
+    parts += [*_failures(record, {other["name"]: other for other in others}), "## The run", _run(record)]
     return "\n\n".join(parts) + "\n"
+
+
+def _judging(record: Record) -> Iterator[str]:
+    """How orders are judged, as far as the table has such orders."""
+    yield JUDGING
+    metrics = [claim["metric"] for claim in record["claims"]]
+    if any(claim["kind"] == "level" for claim in record["claims"]):
+        yield LEVEL
+    if any(metric.endswith(f"/{ARI}") for metric in metrics):
+        yield CLUSTERED
+    if any("xsim" in metric for metric in metrics) and not record["run"].get("paired"):
+        yield UNPAIRED
 
 
 def index(records: Iterable[Record]) -> str:
@@ -217,18 +217,16 @@ def _standing(verdicts: Iterable[str]) -> str:
 def _scores(record: Record) -> str:
     columns, logged = record["columns"], record["logged"]
     titles = ["row", "learning rate", *(column["title"] for column in columns), *logged.values()]
-    rows = [
-        [
-            row["name"],
-            f"{row['learning_rate']:g}",
-            *(mean_of(row["values"][column["metric"]]) for column in columns),
-            *(logged_of(metric, row["logged"][metric]) if metric in row["logged"] else "" for metric in logged),
-        ]
-        for row in record["rows"]
-    ]
-    single = {UNTRAINED: UNTRAINED, **({START: record["start_name"]} if "start_name" in record else {})}
+    rows = []
+    for row in record["rows"]:
+        scores = [mean_of(row["values"][column["metric"]]) for column in columns]
+        means = [logged_of(metric, row["logged"][metric]) if metric in row["logged"] else "" for metric in logged]
+        rows.append([row["name"], f"{row['learning_rate']:g}", *scores, *means])
+    single = {UNTRAINED: UNTRAINED}
+    if "start_name" in record:
+        single[START] = record["start_name"]
     for key, name in single.items():
-        rows.append([f"*{name}*", "", *(f"{column[key]:.4f}" for column in columns), *("" for _ in logged)])
+        rows.append([f"*{name}*", "", *(f"{column[key]:.4f}" for column in columns), *[""] * len(logged)])
     return table_of(titles, rows)
 
 
@@ -259,10 +257,10 @@ def _orderings(record: Record) -> str:
 def _run(record: Record) -> str:
     run = record["run"]
     rates = sorted({rate for row in record["rows"] for rate in row["searched"]}, key=float)
-    rows = [
-        [row["name"], *(_score(row["searched"][rate]) if rate in row["searched"] else "" for rate in rates)]
-        for row in record["rows"]
-    ]
+    searched = []
+    for row in record["rows"]:
+        scores = [_score(row["searched"][rate]) if rate in row["searched"] else "" for rate in rates]
+        searched.append([row["name"], *scores])
     edges = [row["name"] for row in record["rows"] if at_an_edge(row)]
     facts = [
         ("command", f"`{record['command']}`"),
@@ -272,15 +270,15 @@ def _run(record: Record) -> str:
         ("CPU seconds", f"{run['cpu_seconds']:,}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in run["versions"].items())),
     ]
-    edge = "\n".join(
-        [EDGE.format(len(edges), len(record["rows"])), *(["", *(f"* {name}" for name in edges)] if edges else [])]
-    )
     parts = [
         table_of(["what", "value"], facts),
         f"Learning rates on dev, by `{run['objective']}`:",
-        table_of(["row", *rates], rows),
-        *([edge] if _searches(record) else []),
+        table_of(["row", *rates], searched),
     ]
+    if _searches(record):
+        parts.append(EDGE.format(len(edges), len(record["rows"])))
+    if _searches(record) and edges:
+        parts.append("\n".join(f"* {name}" for name in edges))
     return "\n\n".join(parts)
 
 

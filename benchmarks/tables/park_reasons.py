@@ -1,5 +1,6 @@
 """Why orders of Park et al. 2024 fail here: the weight of TCM, the rate of MSE, a short training, better teachers."""
 
+import itertools
 from dataclasses import replace
 
 from benchmarks.tables.definition import UNTRAINED, Row
@@ -39,9 +40,13 @@ PARK_TCM = replace(
     ours="As in `park_labels`. Lambda weights TCM's term across languages. Those within a language have 1. "
     "*Untrained* is the student that all rows go on from.",
     rows=(labelled(PRIORITY, "priority", tcm=False), *(tcm(weight) for weight in LAMBDAS)),
-    claims=(
-        *orders(weighted(1.0), weighted(0.1), dict.fromkeys((BITEXT, FLORES), "a larger lambda is above the paper's")),
-        *orders(weighted(10.0), PRIORITY, dict.fromkeys((BITEXT, FLORES), "with a large lambda TCM is above none")),
+    claims=tuple(
+        itertools.chain(
+            orders(
+                weighted(1.0), weighted(0.1), dict.fromkeys((BITEXT, FLORES), "a larger lambda is above the paper's")
+            ),
+            orders(weighted(10.0), PRIORITY, dict.fromkeys((BITEXT, FLORES), "with a large lambda TCM is above none")),
+        )
     ),
 )
 

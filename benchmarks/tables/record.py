@@ -34,71 +34,63 @@ def run(table: Table, cluster: str | None = None) -> Record:
         names = [[f"{row.sweep}/{trial}" for trial in row.trials] for row in rows]
         sealed = SealedSets(names[0][0], place)
         single = {UNTRAINED: sealed.untrained, **({START: f"{starts[-1]}/t0000"} if table.start_name else {})}
-        scores_by_name = dict(sealed.score([*(name for row_models in names for name in row_models), *single.values()]))
-        scores = {
-            row.row.name: [scores_by_name[name] for name in row_models]
-            for row, row_models in zip(rows, names, strict=True)
-        }
-        scores |= {row: [scores_by_name[name]] * len(table.seeds) for row, name in single.items()}
-        return {
+        scored = dict(sealed.score([*(name for some in names for name in some), *single.values()]))
+        scores = {row.row.name: [scored[name] for name in some] for row, some in zip(rows, names, strict=True)}
+        scores |= {row: [scored[name]] * len(table.seeds) for row, name in single.items()}
+        columns: list[Record] = []
+        for column in table.columns:
+            figures = {row: _round(scores[row][0].scores[column.metric]) for row in single}
+            columns.append(asdict(column) | {"items": sealed.items(column.metric)} | figures)
+        record: Record = {
             "name": table.name,
             "title": table.title,
             "paper": table.paper,
             "budget": table.budget,
             "ours": table.ours,
             "command": f"make table TABLE={table.name}",
-            "columns": [
-                {
-                    **asdict(column),
-                    "items": sealed.items(column.metric),
-                    **{row: _round(scores[row][0].scores[column.metric]) for row in single},
-                }
-                for column in table.columns
-            ],
+            "columns": columns,
             "logged": table.logged,
-            **({"start_name": table.start_name} if table.start_name else {}),
-            **(
-                {"heat_map": heat_maps_of(SweepFolder(place.folder / "sweeps" / rows[0].sweep))}
-                if table.heat_map
-                else {}
-            ),
-            **({"distribution": _distribution(table, rows, sealed)} if table.distribution else {}),
-            **({"uses": _uses(table, rows, scores, sealed), "limits": table.limits} if table.uses else {}),
-            "rows": [_row(table, row, scores[row.row.name]) for row in rows],
-            "claims": [
-                _claim(claim, metric, scores, sealed, table.from_scratch)
-                | {"searched": at_equal_rates(claim, metric, rows)}
-                for claim in table.claims
-                for metric in claim.metrics
-            ],
-            "run": _facts(table, rows, starts, sealed) | {"cpu_seconds": round(cpu.total())},
         }
+        if table.start_name:
+            record["start_name"] = table.start_name
+        if table.heat_map:
+            record["heat_map"] = heat_maps_of(SweepFolder(place.folder / "sweeps" / rows[0].sweep))
+        if table.distribution:
+            record["distribution"] = _distribution(table, rows, sealed)
+        if table.uses:
+            record |= {"uses": _uses(table, rows, scores, sealed), "limits": table.limits}
+        record["rows"] = [_row(table, row, scores[row.row.name]) for row in rows]
+        record["claims"] = [
+            _claim(claim, metric, scores, sealed, table.from_scratch)
+            | {"searched": at_equal_rates(claim, metric, rows)}
+            for claim in table.claims
+            for metric in claim.metrics
+        ]
+        record["run"] = _facts(table, rows, starts, sealed) | {"cpu_seconds": round(cpu.total())}
+        return record
 
 
 def _round(value: float) -> float:
     return round(value, DIGITS)
 
 
-def _row(table: Table, row: Trained, results: Sequence[Scored]) -> Record:
+def _row(table: Table, trained: Trained, scored: Sequence[Scored]) -> Record:
+    columns = [column.metric for column in table.columns]
+    logged: dict[str, list[float]] = {}
+    for metric in table.logged:
+        values = trained.logged.get(metric) or [one.scores[metric] for one in scored if metric in one.scores]
+        if values:
+            logged[metric] = list(map(_round, values))
     return {
-        "name": row.row.name,
-        "settings": row.row.settings,
-        "changes": list(row.row.changes),
-        "learning_rate": row.rate,
-        "searched": {f"{rate:g}": value and _round(value) for rate, value in row.searched.items()},
-        "sweep": row.sweep,
-        "trials": list(row.trials),
-        "values": {
-            column.metric: [_round(result.scores[column.metric]) for result in results] for column in table.columns
-        },
-        "logged": {
-            metric: [_round(value) for value in values]
-            for metric in table.logged
-            if (
-                values := row.logged.get(metric)
-                or [result.scores[metric] for result in results if metric in result.scores]
-            )
-        },
+        "name": trained.row.name,
+        "settings": trained.row.settings,
+        "changes": list(trained.row.changes),
+        "learning_rate": trained.rate,
+        "searched": {f"{rate:g}": value and _round(value) for rate, value in trained.searched.items()},
+        "sweep": trained.sweep,
+        "trials": list(trained.trials),
+        "values": {metric: [_round(one.scores[metric]) for one in scored] for metric in columns},
+        "logged": logged,
     }
 
 
@@ -135,11 +127,14 @@ def _claim(claim: Claim, metric: str, scores: Scores, sealed: SealedSets, from_s
     better, worse = scores[claim.better], scores[claim.worse]
     values = [[result.scores[metric] for result in row] for row in (better, worse)]
     error = sampling_error(metric, sealed.tasks, better, worse, claim.times)
+    facts = asdict(claim)
+    del facts["metrics"]
+    differences = [_round(a - claim.times * b) for a, b in zip(*values, strict=True)]
     return {
-        **{key: value for key, value in asdict(claim).items() if key != "metrics"},
+        **facts,
         "metric": metric,
-        "values": [_round(statistics.fmean(means)) for means in values],
-        "differences": [_round(a - claim.times * b) for a, b in zip(*values, strict=True)],
+        "values": [_round(statistics.fmean(each)) for each in values],
+        "differences": differences,
         "sentence_error": error and _round(error),
         "untrained": _round(scores[UNTRAINED][0].scores[metric]) if from_scratch else None,
     }
@@ -165,18 +160,18 @@ def at_equal_rates(claim: Claim, metric: str, rows: Sequence[Trained]) -> list[f
 def _facts(table: Table, rows: Sequence[Trained], starts: Sequence[str], sealed: SealedSets) -> Record:
     """The origin of the figures: sweeps, text, code, packages."""
     sweep, facts = sealed.first.sweep, environment_facts()
+    sweeps = dict.fromkeys(id_ for row in rows for id_ in (*row.searches, row.sweep))
+    versions = {key.removeprefix("version."): value for key, value in facts.items() if key.startswith("version.")}
+    compute = {"compute": sweep.training.compute} if sweep.budget.unit == "compute" else {}
     return {
-        "sweeps": [*starts, *dict.fromkeys(id_ for row in rows for id_ in (*row.searches, row.sweep))],
+        "sweeps": [*starts, *sweeps],
         "seeds": list(table.seeds),
         "objective": sweep.objectives[0].metric,
         "pairs": sweep.training.pairs,
-        **({"compute": sweep.training.compute} if sweep.budget.unit == "compute" else {}),
+        **compute,
         "batch": sweep.training.global_batch,
         "commit": facts["git.commit"],
         "paired": True,  # earlier records took the two rows of an xSIM error as independent
-        "versions": {
-            "python": facts["python"],
-            **{key.removeprefix("version."): value for key, value in facts.items() if key.startswith("version.")},
-        },
-        "data": {"prepared": sealed.first.prepared.digest, **sealed.first.prepared.digests},
+        "versions": {"python": facts["python"]} | versions,
+        "data": {"prepared": sealed.first.prepared.digest} | sealed.first.prepared.digests,
     }

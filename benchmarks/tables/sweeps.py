@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -53,19 +54,18 @@ def assignments(table: Table, group: int, rows: Sequence[Row], points: Points, k
         for key, conditions in row.when.items()
     }
     keys = dict.fromkeys(key for point in points for key in point)
-    parameters = {
-        key: {
-            "choice": list(dict.fromkeys(point[key] for point in points if key in point)),
-            **({"when": when[key]} if key in when else {}),
-        }
-        for key in keys
-    }
+    parameters = dict[str, Any]()
+    for key in keys:
+        parameters[key] = {"choice": list(dict.fromkeys(point[key] for point in points if key in point))}
+        if key in when:
+            parameters[key]["when"] = when[key]
+    words = [f"name={table.name}_{kind}_{group}", "parameters={}"]
+    if table.start:
+        words.append(f"student={{kind: {table.start_kind}, start: {json.dumps(table.start)}}}")
+    words += rows[0].changes
+    words += [f"parameters.{key}={json.dumps(value)}" for key, value in parameters.items()]
     return [
-        f"name={table.name}_{kind}_{group}",
-        "parameters={}",
-        *([f"student={{kind: {table.start_kind}, start: {json.dumps(table.start)}}}"] if table.start else []),
-        *rows[0].changes,
-        *(f"parameters.{key}={json.dumps(value)}" for key, value in parameters.items()),
+        *words,
         "sampler={kind: random}",
         f"sampler.points={json.dumps(points)}",
         "scheduler={kind: none}",
@@ -238,13 +238,11 @@ def _logged(table: Table, folder: Path, trials: Sequence[str]) -> dict[str, tupl
     reports = [read_reports(folder / "trials" / name) for name in trials]
     points = [[point.values for report in of_trial for point in report.points] for of_trial in reports]
     last = [{PAIRS: float(of_trial[-1].pairs), **of_trial[-1].metrics} for of_trial in reports]
-    means = {
-        metric: tuple(
-            statistics.fmean(values[metric] for values in of_trial if metric in values) for of_trial in points
-        )
-        for metric in table.logged
-        if all(any(metric in values for values in of_trial) for of_trial in points)
-    }
+    means: dict[str, tuple[float, ...]] = {}
+    for metric in table.logged:
+        by_trial = [[values[metric] for values in of_trial if metric in values] for of_trial in points]
+        if all(by_trial):
+            means[metric] = tuple(map(statistics.fmean, by_trial))
     facts = {
         metric: tuple(values[metric] for values in last)
         for metric in table.logged

@@ -29,6 +29,11 @@ def level_queues(sizes: Iterable[int], metrics: tuple[str, ...]) -> Iterator[Cla
         yield Claim(better="CO", worse=f"CO, queue {size}", metrics=metrics, kind="level", margin=0.02, paper=words)
 
 
+OTHER_QUEUES = [
+    Row(name=f"CO, queue {size}", settings={"variant": "co", "queue": size}, when={"queue": {"variant": "co"}})
+    for size in QUEUES
+]
+BY_LANGUAGE = [Column(metric=f"test/flores/{code}-eng/accuracy", title=name) for code, name in LANGUAGES.items()]
 TAN_VARIANTS = Table(
     name="tan_variants",
     title="LASER3-CO: queue, filter and batch",
@@ -47,18 +52,11 @@ TAN_VARIANTS = Table(
     rows=(
         Row(name="LASER3", settings={"variant": "laser3"}),
         Row(name="CO", settings={"variant": "co", "queue": 4096}, when={"queue": {"variant": "co"}}),
-        *(
-            Row(name=f"CO, queue {size}", settings={"variant": "co", "queue": size}, when={"queue": {"variant": "co"}})
-            for size in QUEUES
-        ),
+        *OTHER_QUEUES,
         Row(name="CO-Filter", settings={"variant": "co_filter"}),
         Row(name="InBatch", settings={"variant": "in_batch"}),
     ),
-    columns=(
-        Column(metric=XSIM, title="xSIM error"),
-        Column(metric=FOUND, title="accuracy"),
-        *(Column(metric=f"test/flores/{code}-eng/accuracy", title=name) for code, name in LANGUAGES.items()),
-    ),
+    columns=(Column(metric=XSIM, title="xSIM error"), Column(metric=FOUND, title="accuracy"), *BY_LANGUAGE),
     claims=(
         Claim(better="CO", worse="LASER3", metrics=BOTH, paper=f"{TABLE_2}; {ACCURACY}"),
         Claim(better="CO-Filter", worse="LASER3", metrics=BOTH, paper=f"{TABLE_2}; {ACCURACY}"),

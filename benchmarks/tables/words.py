@@ -34,9 +34,9 @@ def with_words(record: Record, table: Table) -> dict[str, Any]:
         "paper": table.paper,
         "budget": table.budget,
         "ours": table.ours,
-        "columns": [{**entry, "title": column.title} for entry, column in columns],
+        "columns": [kept | {"title": column.title} for kept, column in columns],
         "logged": table.logged,
-        "claims": [{**judged[order], "paper": paper} for order, paper in claims.items()],
+        "claims": [judged[order] | {"paper": paper} for order, paper in claims.items()],
     }
     if table.start_name:
         words["start_name"] = table.start_name

@@ -148,6 +148,7 @@ def example_batch(needs: Needs, total: int = PAIRS, rank: int = 0, world: int = 
     source, target, *rest = ids[:, rows]
     sides = [tokens_from([texts[i] for i in side]) for side in (source, target)]
     chosen = torch.stack(rest, dim=1).reshape(-1) if rest else None
+    negatives = None if chosen is None else tokens_from([texts[i] for i in chosen])
     return Batch(
         source=sides[0],
         target=sides[1],
@@ -156,7 +157,7 @@ def example_batch(needs: Needs, total: int = PAIRS, rank: int = 0, world: int = 
         total=total,
         teacher_source=vectors[source],
         teacher_target=vectors[target],
-        negatives=None if chosen is None else tokens_from([texts[i] for i in chosen]),
+        negatives=negatives,
         negatives_mask=None if chosen is None else mask[rows],
         languages=torch.stack([source, target], dim=1) % len(LANGUAGES),
         words=torch.cat([_spans(side, rows) for side in sides], dim=1),
@@ -246,7 +247,8 @@ def check_spare_tokens(case: Case) -> None:
         torch.autograd.backward(loss.total)
         trained = [*student.parameters(), *method.parameters()]
         values = [loss.total, *loss.terms.values(), *loss.diagnostics.values(), *method.buffers()]
-        runs.append([value.detach().double() for value in [*values, *(p.grad for p in trained if p.grad is not None)]])
+        values += [p.grad for p in trained if p.grad is not None]
+        runs.append([value.detach().double() for value in values])
     for without, with_spare in zip(*runs, strict=True):
         largest = without.abs().max().item() if without.numel() else 0.0
         torch.testing.assert_close(with_spare, without, rtol=1e-6, atol=1e-6 * max(largest, 1.0))

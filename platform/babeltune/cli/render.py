@@ -203,9 +203,9 @@ def show_rungs(rungs: Sequence[Rung], console: Console) -> None:
         table.add_row(rung.row.name, f"{value:.4f}", interval, *test_scores, *costs, verdicts, aliases)
         for decision in rung.decisions:
             reasons = [why for why in decision.reasons if decision.verdict == "refuse" or why.startswith("warning")]
-            notes += [
-                f"{rung.row.name}: {why}" for why in reasons or decision.reasons[-1:] * (decision.verdict == "tie")
-            ]
+            if not reasons and decision.verdict == "tie":
+                reasons = list(decision.reasons[-1:])
+            notes += [f"{rung.row.name}: {why}" for why in reasons]
         notes += [f"registered: {each.registered}" for each in rung.decisions if each.registered]
     console.print(table)
     for note in dict.fromkeys(notes):

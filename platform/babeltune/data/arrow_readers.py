@@ -199,10 +199,11 @@ def without_patterns(folder: Path) -> str:
 
 
 def folder_cache(folder: Path) -> str:
-    """Where the tables of a folder are cached. `datasets` names a cache by the folder's last name and its card, so
-    that another folder, or the same one with other files, would be answered from it."""
+    """Where the tables of a folder are cached."""
     import datasets
 
+    # `datasets` names a cache by the folder's last name and its card, so that another folder, or the same one with
+    # other files, would be answered from it.
     stats = ((file, file.stat()) for file in sorted(folder.rglob("*")) if file.is_file())
     content = [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
     return str(Path(datasets.config.HF_DATASETS_CACHE) / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16])

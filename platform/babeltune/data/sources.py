@@ -305,11 +305,10 @@ def join_lines(files: Mapping[str, Path], tables: Mapping[str, Iterator[Row]], r
 def join_ids(
     source: Source, files: Mapping[str, Path], tables: Mapping[str, Iterator[Row]], refusals: Refusals
 ) -> tuple[dict[str, Texts], Texts]:
-    """The rows whose id is in every file, in the first file's order; others are left out and counted.
-
-    Each file may drop its share of broken rows, so that one misread file is noticed among many."""
+    """The rows whose id is in every file, in the first file's order; others are left out and counted."""
     read = {}
     for language, table in tables.items():
+        # Each file may drop its share of broken rows, so that one misread file is noticed among many.
         here = Refusals(refusals.switch, refusals.drop)
         read[language] = read_named(table, files[language], here)
         here.refuse_too_many(source, files[language])

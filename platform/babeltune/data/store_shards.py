@@ -108,8 +108,7 @@ def _name(number: int) -> str:
 def make_shards(draft: Path, texts: Texts, cut: Iterable[NDArray[np.integer]], work: ShardWork) -> list[ShardRecord]:
     """The records of the shards of a store, in order. `cut` has the rows of `texts` for each.
 
-    Shards that an earlier process has made are kept. The others are made in a drawn order, so that the count of texts
-    moves evenly and gives a rate. Their records stay until the store is in place. `StoreError` if a shard is lost."""
+    Shards of an earlier process are kept. New records stay until the store is in place. `StoreError` if one is lost."""
     shards, records, missing = shards_there(draft), dict[Path, ShardRecord](), dict[Path, tuple[object, ...]]()
     done, names, outs = 0, set[str](), list[Path]()
     for number, rows in enumerate(list(cut) or [np.empty(0, np.int64)]):
@@ -126,6 +125,7 @@ def make_shards(draft: Path, texts: Texts, cut: Iterable[NDArray[np.integer]], w
     for stale_file in draft.iterdir():
         if OF_SHARD.fullmatch(stale_file.name) and stale_file.name not in names:
             stale_file.unlink()  # of a process that ended early
+    # In a drawn order the count of texts moves evenly and gives a rate.
     drawn = [list(missing.values())[place] for place in np.random.default_rng(0).permutation(len(missing))]
     count_all(work.run(work.function, drawn, gpu=work.gpu) if drawn else [], len(texts), work.progress, work.task, done)
     for out in missing:

@@ -54,10 +54,9 @@ class TeacherModel:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """[len(texts), dim] in the order of the texts; L2-normalised if the teacher's record says so.
-
-        Batches hold sentences of one token length, up to `BATCH_TOKENS` tokens, so nothing is padded."""
+        """[len(texts), dim] in the order of the texts; L2-normalised if the teacher's record says so."""
         vectors = np.empty((len(texts), self.dim), np.float32)
+        # Batches hold sentences of one token length, up to `BATCH_TOKENS` tokens, so nothing is padded.
         for rows in self._batches(texts):
             features = self._model.preprocess([texts[row] for row in rows], prompt=self._teacher.prompt or None)
             features = {k: v.to(self._device) if isinstance(v, torch.Tensor) else v for k, v in features.items()}

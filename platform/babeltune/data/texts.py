@@ -164,12 +164,13 @@ def _numbers(ids: NDArray[np.integer]) -> pa.Array:
 
 
 def _array(texts: Sequence[str]) -> pa.Array:
-    """An Arrow array of strings. `pyarrow.array` would import pandas, which takes longer than a small corpus."""
+    """An Arrow array of strings."""
     import pyarrow as pa
 
     encoded = [text.encode() for text in texts]
     ends = np.zeros(len(encoded) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=ends[1:])
+    # `pyarrow.array` would import pandas, which takes longer than a small corpus.
     return pa.LargeStringArray.from_buffers(len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
 
 

@@ -35,12 +35,13 @@ def exit_of(process: subprocess.Popen[bytes]) -> tuple[int, str]:
 
 
 def _watch(process: subprocess.Popen[bytes], memory: int) -> None:
-    """Kills the process if it takes too much. A limit of the system would leave it hanging."""
+    """Kills the process if it takes too much memory."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
         child = psutil.Process(process.pid)
         while process.poll() is None:
+            # A limit of the system would leave the process hanging.
             if child.memory_info().rss > memory:
                 process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):

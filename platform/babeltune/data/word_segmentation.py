@@ -63,10 +63,9 @@ class WordsOf:
 
 @cache
 def kinds() -> NDArray[np.uint8]:
-    """[code points] what each character is to a word; 0 for what separates words.
-
-    Letters, their marks and digits make words, so that neither `H` is a word in `H1N1` nor a vowel sign an end."""
+    """[code points] what each character is to a word; 0 for what separates words."""
     table = np.zeros(0x110000, np.uint8)
+    # Letters, their marks and digits make words, so that neither `H` is a word in `H1N1` nor a vowel sign an end.
     table[: 1 << 18] = [unicodedata.category(chr(point))[0] in "LMN" for point in range(1 << 18)]
     for number, ranges in enumerate(UNSPACED):
         for low, high in ranges:

@@ -127,8 +127,9 @@ def _trimming(sweep: Sweep) -> Iterator[Problem]:
     if any(student.trim and student.model is None for student in students):
         words = "a student from scratch has the corpus's tokens alone, and a start keeps its own"
         yield key, f"needs student.model; {words}"
-    read = itertools.chain(*taught_languages(sweep), *map(task_languages, (*sweep.data.dev, *sweep.data.graded)))
-    scripts = {script_of(language) for language in read}
+    tasks = (*sweep.data.dev, *sweep.data.graded)
+    languages = itertools.chain(*taught_languages(sweep), *map(task_languages, tasks))
+    scripts = {script_of(language) for language in languages}
     tested = [language for task in sweep.data.test for language in task_languages(task)]
     if lost := dict.fromkeys(language for language in tested if script_of(language) not in scripts):
         listed = ", ".join(f"{language} ({script_of(language)})" for language in lost)

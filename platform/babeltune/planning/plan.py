@@ -124,14 +124,14 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
     labels = label_facts(sweep, corpus, samples)
     described = describe(sweep, corpus_size(sweep, corpus), samples)
     sizes = named_sizes(sweep, shown_trials(sweep, samples), corpus)
-    default, *trials = (
-        dataclasses.replace(each, student_parameters=size.cut, named_size=size) if size else each
-        for each, size in zip((described.default, *described.trials), sizes, strict=True)
-    )
+    trials = [described.default, *described.trials]
+    for place, size in enumerate(sizes):
+        if size:
+            trials[place] = dataclasses.replace(trials[place], student_parameters=size.cut, named_size=size)
     report = dataclasses.replace(
         described,
-        default=default,
-        trials=tuple(trials),
+        default=trials[0],
+        trials=tuple(trials[1:]),
         warnings=(*about_text(sweep, corpus), *labels.warnings),
         temperatures=labels.temperatures,
         objective_rows=distinct_rows(tasks_behind(sweep.objectives[0].metric, corpus.tasks)),
@@ -188,13 +188,14 @@ def describe(sweep: Sweep, counts: CorpusSize, samples: int = 3) -> PlanReport:
     """The plan, from the sweep and what its corpus holds."""
     default, *trials = shown_trials(sweep, samples)
     compute = default.training.compute
+    rows = {source: dict(steps) for source, steps in counts.counts.items()}
     return PlanReport(
         id=sweep_id(sweep),
         spec=spec_yaml(sweep),
         metrics=dev_metrics(sweep),
         default=_sampled(default, sweep.teacher, counts.pairs),
         trials=tuple(_sampled(trial, sweep.teacher, counts.pairs) for trial in trials),
-        counts={source: dict(steps) for source, steps in counts.counts.items()},
+        counts=rows,
         pairs=dict(counts.pairs),
         dev=dict(counts.dev),
         anchors=counts.anchors,

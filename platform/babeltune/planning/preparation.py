@@ -26,8 +26,10 @@ def wanted_of(sweep: Sweep) -> Requirements:
     frozen = any(need.frozen for need in needs)
     set_here = thresholds(sweep.data.sampling)
     vectors = any(student.token_vectors == "teacher" for student in preparations(sweep))
+    if mined or vectors:
+        sides |= {"source"}
     return Requirements(
-        sides=sides | {"source"} if mined or vectors else sides,
+        sides=sides,
         negatives=tuple(sorted(mined)),
         frozen=frozen,
         exact=frozen or bool(sweep.data.against_teacher("dev")),

@@ -105,7 +105,7 @@ def about_languages(sweep: Sweep) -> Iterator[str]:
     lacking = [language for language in scored if match(language, trained) is None]
     teacher_codes = itertools.chain(*(each.languages for each in sweep.teacher.encoders))
     graded = itertools.chain(*map(task_languages, sweep.data.graded))
-    for code in dict.fromkeys([*trained, *scored, *graded, *teacher_codes]):
+    for code in dict.fromkeys(itertools.chain(trained, scored, graded, teacher_codes)):
         if not meaning(code).is_language:
             written = code_of(code)
             todo = "it stands for a language of its own" + (f"; write {written}" if written else "")

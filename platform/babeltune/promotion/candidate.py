@@ -194,10 +194,9 @@ def selection_of(candidate: Candidate) -> Selection | None:
 
 def lineage(candidate: Candidate) -> dict[str, str]:
     """The tags that say which checkpoint a version is."""
-    return {
-        SWEEP: candidate.folder.id,
-        TRIAL: candidate.name,
-        REPORT: str(candidate.report.index),
-        **({MEMBERS: " ".join(candidate.members)} if candidate.members else {}),
-        **({"babeltune.start": start} if (start := start_name(candidate.trial.student)) else {}),
-    }
+    tags = {SWEEP: candidate.folder.id, TRIAL: candidate.name, REPORT: str(candidate.report.index)}
+    if candidate.members:
+        tags[MEMBERS] = " ".join(candidate.members)
+    if start := start_name(candidate.trial.student):
+        tags["babeltune.start"] = start
+    return tags

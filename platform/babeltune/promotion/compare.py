@@ -233,11 +233,13 @@ def _compared(
     """The cells of tasks of one kind, and their mean."""
     judge = _accuracies if METRICS[tasks[0].kind] == "accuracy" else _correlations
     cells, mean = judge(both, tasks, level, on)
+    champion = np.mean([cell.champion for cell in cells])
+    challenger = np.mean([cell.challenger for cell in cells])
     return cells, Cell(
         name=f"mean {tasks[0].kind} {METRICS[tasks[0].kind]}",
         items=sum(cell.items for cell in cells),
-        champion=float(np.mean([cell.champion for cell in cells])),
-        challenger=float(np.mean([cell.challenger for cell in cells])),
+        champion=float(champion),
+        challenger=float(challenger),
         difference=mean.value,
         low=mean.low,
         high=mean.high,

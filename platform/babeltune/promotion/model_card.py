@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 
 
 TASK = "sentence-similarity"  # the hub's name of what the model is for
+USAGE = """
+```python
+from sentence_transformers import SentenceTransformer
+
+vectors = SentenceTransformer("this-folder").encode(["Good morning.", "Bonjour."])
+```
+"""
 NO_TESTS = """\
 ## No sealed tests
 
@@ -124,8 +132,8 @@ def dimensions(trial: Trial, report: Report) -> list[str]:
     ]
 
 
-def origins(trial: Trial, decision: Decision) -> list[str]:
-    """The start of the training, and the checkpoints whose average the weights are."""
+def origins(sweep: Sweep, trial: Trial, decision: Decision) -> list[str]:
+    """The start of the training, the checkpoints whose average the weights are, and the sweeps of its settings."""
     student, lines = trial.student, []
     if decision.members:
         checkpoints = ", ".join(f"`{member}`" for member in decision.members)
@@ -134,6 +142,8 @@ def origins(trial: Trial, decision: Decision) -> list[str]:
         lines.append(f"Training began with the weights and the tokenizer of `{student.start}`.")
     if student.embeddings_from is not None:
         lines.append(f"Training began with the tokenizer and the token table of `{student.embeddings_from}`.")
+    if sweep.refit_of:
+        lines.append(f"That sweep trains longer the settings of {', '.join(sweep.refit_of)}.")
     return lines
 
 
@@ -155,14 +165,14 @@ def _is_idle(name: str, value: object, trial: Trial) -> bool:
     return name.startswith("settings.") and loss in available() and not trial.config.get(loss)
 
 
-def size(report: Report, facts: CardFacts) -> str:
+def size(report: Report, facts: CardFacts) -> list[str]:
     """The size of the model and of its vectors, as far as they are known."""
     sentences: list[str] = []
     if (parameters := report.metrics.get(PARAMETERS)) is not None:
         sentences.append(f"It has {parameters:,.0f} parameters, {4 * parameters / 1e6:,.1f} MB in fp32.")
     if facts.dimension is not None:
         sentences.append(f"Its vectors have {facts.dimension} dimensions.")
-    return " ".join(sentences)
+    return [" ".join(sentences)] if sentences else []
 
 
 def canary(facts: CardFacts) -> list[str]:
@@ -285,37 +295,33 @@ def model_card(
     rows = "\n".join(f"| {name} | {number(value)} |" for name, value in settings_of(sweep, trial, report).items())
     counts = zip(prepared.groups, prepared.group_rows, strict=True)
     groups = "\n".join(f"| {group} | {count} |" for group, count in counts)
-    parts = [
-        header(sweep, trial, languages, decision.test),
-        f"# {sweep.promotion.name or sweep.name}",
-        "",
+    title = f"# {sweep.promotion.name or sweep.name}\n"
+    introduction = (
         f"A sentence encoder for {', '.join(languages)}, trained by babeltune {babeltune.__version__} with the method "
-        f"`{trial.method}`. It is trial {decision.trial} of sweep `{decision.sweep}`, at report {decision.report}.",
-        *filter(None, [size(report, facts)]),
-        *origins(trial, decision),
-        *([f"That sweep trains longer the settings of {', '.join(sweep.refit_of)}."] if sweep.refit_of else []),
-        "",
-        "```python",
-        "from sentence_transformers import SentenceTransformer",
-        "",
-        'vectors = SentenceTransformer("this-folder").encode(["Good morning.", "Bonjour."])',
-        "```",
-        "",
-        *routes(trial, prepared),
-        *canary(facts),
-        *right_sides(sweep),
-        *results(decision, facts),
-        *examples(facts),
-        f"## Settings\n\n| setting | value |\n|---|---|\n{rows}\n",
-        f"## Training pairs\n\n| languages | pairs |\n|---|---:|\n{groups}\n",
-        f"Data digest: `{prepared.digest}`. Rows that occur in any dev or test set were removed before training.\n",
-        *sources(sweep),
-        *overlap(prepared),
-        *limits(trial, languages, decision),
-        *dimensions(trial, report),
-        *contest(decision),
-        *more_results(decision, facts),
-    ]
+        f"`{trial.method}`. It is trial {decision.trial} of sweep `{decision.sweep}`, at report {decision.report}."
+    )
+    parts = itertools.chain(
+        [header(sweep, trial, languages, decision.test), title, introduction],
+        size(report, facts),
+        origins(sweep, trial, decision),
+        [USAGE],
+        routes(trial, prepared),
+        canary(facts),
+        right_sides(sweep),
+        results(decision, facts),
+        examples(facts),
+        [
+            f"## Settings\n\n| setting | value |\n|---|---|\n{rows}\n",
+            f"## Training pairs\n\n| languages | pairs |\n|---|---:|\n{groups}\n",
+            f"Data digest: `{prepared.digest}`. Rows that occur in any dev or test set were removed before training.\n",
+        ],
+        sources(sweep),
+        overlap(prepared),
+        limits(trial, languages, decision),
+        dimensions(trial, report),
+        contest(decision),
+        more_results(decision, facts),
+    )
     return "\n".join(parts)
 
 

@@ -230,14 +230,14 @@ def register_model(
 
     name, digests = registered_name(candidate), candidate.prepared.digests
     model = None if candidate.members else checkpoint_model(cluster.mlflow, run_id)
-    tags = {
-        **lineage(candidate),
-        **({} if model is None else {MODEL: model}),
-        TESTS: " ".join(digest for of, digest in digests.items() if of.startswith("test/")),
-        SEALED: " ".join(dict.fromkeys(task.name for task in candidate.sweep.data.test)) or "none",
-        "babeltune.data": candidate.prepared.digest,
-        **{f"metric.{k}": f"{v:.4f}" for k, v in {**decision.dev, **decision.test}.items() if k.count("/") == 2},
-    }
+    tags = lineage(candidate)
+    if model is not None:
+        tags[MODEL] = model
+    tags[TESTS] = " ".join(digest for of, digest in digests.items() if of.startswith("test/"))
+    tags[SEALED] = " ".join(dict.fromkeys(task.name for task in candidate.sweep.data.test)) or "none"
+    tags["babeltune.data"] = candidate.prepared.digest
+    metrics = decision.dev | decision.test
+    tags |= {f"metric.{name}": f"{value:.4f}" for name, value in metrics.items() if name.count("/") == 2}
     tell(WRITING)
     log_scores(cluster.mlflow, run_id, decision.test, candidate.report.step, candidate.report.pairs)
     replaces = None if champion is None else champion.version.version

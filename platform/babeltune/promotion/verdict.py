@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -144,11 +145,13 @@ def _on_sealed_tests(
     warning = openings.warning(rules.confidence)
     clean = [task for task in tests if task.name not in dirty]
     against = against_baselines(candidate, scored, bought, clean)
-    contaminations = [f"warning: {why}" for why in dirty.values()]
+    warnings = [f"warning: {why}" for why in dirty.values()]
+    if warning:
+        warnings.append(warning)
     decision = replace(
         decision,
         verdict=verdict,
-        reasons=(*reasons, *against, *lost, *missing, *doubts, *contaminations, *([warning] if warning else [])),
+        reasons=tuple(itertools.chain(reasons, against, lost, missing, doubts, warnings)),
         test=scores["model"],
         untrained=scores["untrained"],
         chance=chance,

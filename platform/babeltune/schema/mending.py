@@ -250,8 +250,8 @@ def _parameters(value: JsonValue) -> Iterator[JsonValue]:
 
 def _translated(value: dict[str, JsonValue]) -> Iterator[dict[str, JsonValue]]:
     words = {str(key).lower(): item for key, item in value.items() if key != "when"}
-    understood = {*ENDS, *RANGE_WORDS, *CHOICE_WORDS, *CONST_WORDS, *DISTRIBUTION}
-    if any(key not in understood and not DRAWN.search(key) for key in words):
+    supported = set(ENDS).union(RANGE_WORDS, CHOICE_WORDS, CONST_WORDS, DISTRIBUTION)
+    if any(key not in supported and not DRAWN.search(key) for key in words):
         return  # such as the step of a range, which no kind of ours has
     how = " ".join(f"{key} {item}" for key, item in words.items() if key in DISTRIBUTION or "log" in key).lower()
     log = "log" in how and words.get("log") is not False

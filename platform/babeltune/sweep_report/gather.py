@@ -1,6 +1,7 @@
 """Reads a sweep's records and makes a `SweepReport` of them. The only module of this package that reads a sweep."""
 
 import functools
+import itertools
 import json
 import math
 import time
@@ -81,6 +82,11 @@ def gather(folder: SweepFolder, *, unfinished: bool = False) -> SweepReport:
     metrics, on_front = front(folder, _front_metrics(sweep, rows), rows)
     varied = {name: each for name, each in sweep.parameters.items() if kind_of(each) != "const"}
     ours = [each for each in standings if not each.is_baseline]
+    curves = [_curve(sweep, trial.name, trial.reports, metric) for trial in trials[:MOST_ROWS]]
+    baseline_rows = [row for row in rows if row.name in baselines]
+    front_metrics = [(name, goal_of(sweep, name)) for name in metrics]
+    reports = {trial.name: trial.reports for trial in trials[:WATCHED]}
+    notes += [f"{name} is damaged" for name in damaged]
     return SweepReport(
         sweep=folder.id,
         name=str(labels.get("name") or sweep.name),
@@ -94,24 +100,22 @@ def gather(folder: SweepFolder, *, unfinished: bool = False) -> SweepReport:
         winner=next(each for each in ours if each.row.name == best.name),
         selection=_selection(sweep, best, ours, prepared),
         unit=sweep.budget.unit,
-        curves=tuple(
-            curve for trial in trials[:MOST_ROWS] if (curve := _curve(sweep, trial.name, trial.reports, metric))
-        ),
+        curves=tuple(filter(None, curves)),
         scored=len(trials),
-        languages=_languages(best, [row for row in rows if row.name in baselines]),
+        languages=_languages(best, baseline_rows),
         examples=read_examples(folder),
         searched=tuple(varied),
         logarithmic=frozenset(name for name, each in varied.items() if kind_of(each).startswith("log")),
         at_ends=tuple(values_at_ends(varied, best.params)),
         importance=tuple(_importance(sweep, ours).items()),
-        front_metrics=tuple((name, goal_of(sweep, name)) for name in metrics),
+        front_metrics=tuple(front_metrics),
         front=tuple(row.name for row in on_front),
         decisions=tuple(decisions),
-        diagnostics=tuple(_diagnostics(sweep, {trial.name: trial.reports for trial in trials[:WATCHED]})),
+        diagnostics=tuple(_diagnostics(sweep, reports)),
         data=_data_facts(sweep, prepared),
         cost=_cost(sweep, folder, ours, trials),
         provenance=_provenance(sweep, folder, best),
-        notes=(*notes, *(f"{name} is damaged" for name in damaged), *_trial_notes(rows)),
+        notes=tuple(itertools.chain(notes, _trial_notes(rows))),
     )
 
 
@@ -163,9 +167,8 @@ def _diagnostics(sweep: Sweep, reports: Mapping[str, Sequence[Report]]) -> Itera
         kind, _, quantity = diagnostic.partition("/")
         of_parts = [name for name in logged if name.split("/")[0::2] == [kind, quantity] and name.count("/") == 2]
         for name in (diagnostic, *of_parts):  # a combined method logs `train/laser3_co/filtered`
-            curves = tuple(
-                curve for trial, of_trial in reports.items() if (curve := _curve(sweep, trial, of_trial, name))
-            )
+            of_trials = [_curve(sweep, trial, of_trial, name) for trial, of_trial in reports.items()]
+            curves = tuple(filter(None, of_trials))
             if any(value for curve in curves for value in curve.y):
                 yield Diagnostic(name=name, meaning=meaning, curves=curves)
 
@@ -201,35 +204,31 @@ def _data_facts(sweep: Sweep, prepared: Prepared | None) -> DataFacts:
     counts: dict[str, Any] = prepared.counts
     judged = contaminated(counts) | contaminated(counts, "dev")
     synthetic = {source.name for source in sweep.data.train if source.synthetic}
-    return DataFacts(
-        pairs=tuple(
-            LanguagePair(name=name, pairs=rows) for name, rows in zip(prepared.groups, prepared.group_rows, strict=True)
-        ),
-        sources=tuple(
-            SourceRows(name=name, steps=tuple(steps.items()), synthetic=name in synthetic)
-            for name, steps in counts.get("rows", {}).items()
-        ),
-        overlaps=tuple(
-            Overlap(
-                name=name,
-                texts=facts["texts"],
-                near=facts["near"],
-                share=facts["share"],
-                judged=judged.get(name.split("/")[1], ""),
-            )
-            for name, facts in counts.get("contamination", {}).get("sets", {}).items()
-        ),
-        sealed=tuple(dict.fromkeys(task.name for task in sweep.data.test)),
-    )
+    pair_counts = zip(prepared.groups, prepared.group_rows, strict=True)
+    pairs = [LanguagePair(name=name, pairs=rows) for name, rows in pair_counts]
+    sources = [
+        SourceRows(name=name, steps=tuple(steps.items()), synthetic=name in synthetic)
+        for name, steps in counts.get("rows", {}).items()
+    ]
+    overlaps: list[Overlap] = []
+    for name, facts in counts.get("contamination", {}).get("sets", {}).items():
+        words = judged.get(name.split("/")[1], "")
+        overlaps.append(
+            Overlap(name=name, texts=facts["texts"], near=facts["near"], share=facts["share"], judged=words)
+        )
+    sealed = dict.fromkeys(task.name for task in sweep.data.test)
+    return DataFacts(pairs=tuple(pairs), sources=tuple(sources), overlaps=tuple(overlaps), sealed=tuple(sealed))
 
 
 def _cost(sweep: Sweep, folder: SweepFolder, ours: Sequence[Standing], trials: Sequence[LoggedTrial]) -> SweepCost:
     last = [trial.reports[-1] for trial in trials]
     compute = sum(each.metrics.get(COMPUTE, 0.0) for each in last)
-    return SweepCost(
-        states=tuple(Counter(each.row.state for each in ours).most_common()),
+    states = Counter(each.row.state for each in ours)
+    worker_s = sum(each.seconds * float(each.facts.get("world_size") or 1) for each in last)
+    return Cost(
+        states=tuple(states.most_common()),
         training_s=sum(each.seconds for each in last),
-        worker_s=sum(each.seconds * float(each.facts.get("world_size") or 1) for each in last),
+        worker_s=worker_s,
         pairs=sum(each.pairs for each in last),
         compute_s=compute if sweep.budget.unit == "compute" else None,
         wall_s=_wall_seconds(read_log(folder)),
@@ -255,14 +254,13 @@ def _provenance(sweep: Sweep, folder: SweepFolder, best: Row) -> Provenance:
     )
     versions = {key.removeprefix("version."): tags[key] for key in sorted(tags) if key.startswith("version.")}
     machine = {key: tags[key] for key in ("python", "platform", "cpus") if key in tags}
-    digests = dict(sorted(sealed_digests(folder).items()))
     return Provenance(
         spec=spec_yaml(sweep),
         file=f"{sweep.name}.yaml",
         id=sweep_id(sweep),
         code=tuple((name, str(value)) for name, value in facts_shown.items() if value),
-        versions=tuple((name, str(value)) for name, value in {**versions, **machine}.items()),
-        digests=tuple((name, str(value)) for name, value in digests.items()),
+        versions=tuple((versions | machine).items()),
+        digests=tuple(sorted(sealed_digests(folder).items())),
         weights=_weights(folder, best),
         changes=tuple(accepted_lines(folder)),
     )

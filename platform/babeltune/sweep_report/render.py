@@ -51,14 +51,15 @@ def folded(table: ReportTable) -> list[ReportTable]:
     return [_part(table, first, end) for first, end in itertools.pairwise(ends)]
 
 
-def _part(table: ReportTable, first: int, end: int) -> ReportTable:
-    columns = (0, *range(first, end))
+def _part(table: Table, first: int, end: int) -> Table:
+    places = (0, *range(first, end))
+    rows = [[row[place] for place in places] for row in table.rows]
     return replace(
         table,
         caption=table.caption + (", continued" if first > 1 else ""),
-        columns=tuple(table.columns[column] for column in columns),
-        rows=tuple(tuple(row[column] for column in columns) for row in table.rows),
-        left=frozenset(place for place, column in enumerate(columns) if column in table.left),
+        columns=tuple(table.columns[place] for place in places),
+        rows=tuple(map(tuple, rows)),
+        left=frozenset(column for column, place in enumerate(places) if place in table.left),
     )
 
 

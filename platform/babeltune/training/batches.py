@@ -203,6 +203,8 @@ class BatchReader:
         longest = max((int(lengths.max(initial=0)) for _, lengths in tokens), default=0)
         rooms = (self.shapes and self.shapes.room(counts, longest)) or [0] * len(tokens)
         texts = [self.sentences(*side, room) for side, room in zip(tokens, rooms, strict=True)]
+        anchor = source if self.prepared.copy_anchor else target
+        mask = torch.from_numpy(mined[0] >= 0).to(self.device) if mined else None
         return Batch(
             source=texts[0],
             target=texts[1],
@@ -211,19 +213,20 @@ class BatchReader:
             total=total,
             alone=alone,
             teacher_source=self.vectors(source) if "source" in sides else None,
-            teacher_target=self.vectors(source if self.prepared.copy_anchor else target) if "target" in sides else None,
+            teacher_target=self.vectors(anchor) if "target" in sides else None,
             negatives=texts[2] if mined else None,
-            negatives_mask=torch.from_numpy(mined[0] >= 0).to(self.device) if mined else None,
-            languages=self.batch_languages(source, target) if self.needs.per_language else None,
+            negatives_mask=mask,
+            languages=self.batch_languages(source, target),
             words=self.drawn_words(rows, places, step),
             masked_source=self.masked(tokens[0], rooms[0], places, step, 0),
             masked_target=self.masked(tokens[1], rooms[1], places, step, 1),
-            graded=self.graded_pairs(step, first, len(rows), total) if self.graded else None,
+            graded=self.graded_pairs(step, first, len(rows), total),
         )
 
-    def graded_pairs(self, step: int, first: int, count: int, total: int) -> Graded:
+    def graded_pairs(self, step: int, first: int, count: int, total: int) -> Graded | None:
         """This rank's share of the step's graded pairs, as large as its share of the global batch."""
-        assert self.graded is not None
+        if self.graded is None:
+            return None
         rows = self.graded.rows(step)
         here = rows[first * len(rows) // total : (first + count) * len(rows) // total]
         left, right = (self.sentences(*self.tokens.take(ids)) for ids in self.graded.pairs.pairs[here, 1:].T)
@@ -235,7 +238,9 @@ class BatchReader:
         source, target = self.pairs[rows[0]]
         return bool(source == target)
 
-    def batch_languages(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> Tensor:
+    def batch_languages(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> Tensor | None:
         """[rows, 2] the languages of both sides, by their place in `prepared.languages`."""
+        if not self.needs.per_language:
+            return None
         languages = np.stack([self.languages[source], self.languages[target]], axis=1)
         return torch.from_numpy(languages.astype(np.int64)).to(self.device)

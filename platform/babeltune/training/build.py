@@ -126,14 +126,15 @@ def make_reader(
         negatives = of_passing_pairs(negatives, prepared.pairs(), passed)
     tokens = None if needs.frozen else token_set(trial, prepared)
     graded = prepared.graded() if trial.training.graded_weight else None
-    return BatchReader(
+    words = passing_words(Path(tokens.words or ""), trial.sampling) if tokens and needs.words else None
+    return Reader(
         prepared=prepared,
         tokens=TextIds() if tokens is None else open_ragged(Path(tokens.train)),
         teacher=open_matrix(Path(prepared.teacher)) if prepared.teacher else None,
         device=device,
         needs=needs,
         negatives=negatives,
-        words=passing_words(Path(tokens.words or ""), trial.sampling) if tokens and needs.words else None,
+        words=words,
         masking=masking(tokens, needs.masked) if tokens and needs.masked else None,
         seed=trial.seed,
         graded=graded and GradedSteps(graded, trial.training.graded_batch, trial.seed),

@@ -215,7 +215,7 @@ def best_report(reports: list[Report], *objectives: Objective) -> Report | None:
     """The report that is best in the first objective; the earliest of equals.
 
     A later report takes its place if it is worse by no more than `TIE` and at least as good in every other objective.
-    Its schedule is nearer to its end. With one objective there are no others, so none takes its place."""
+    With one objective there are no others, so none takes its place."""
     first, *others = objectives
     scored = [report for report in reports if first.metric in report.metrics]
     best = max(scored, key=lambda report: (_signed(report, first), -report.index), default=None)
@@ -229,6 +229,7 @@ def best_report(reports: list[Report], *objectives: Objective) -> Report | None:
         and _signed(report, first) >= least
         and all(_signed(report, other) >= _signed(best, other) for other in others)
     ]
+    # The schedule of the latest is nearest to its end.
     return later[-1] if later else best
 
 

@@ -36,10 +36,11 @@ def batch_counts(
 ) -> NDArray[np.int64]:
     """[steps, groups] the pairs of each group in each global batch, for groups of these sizes.
 
-    A group smaller than `global_batch` gives smaller batches, so that none repeats a pair of weight 1 within an epoch.
-    The last batch is cut to end at `total_pairs`, and left out if only one pair would remain of it."""
+    A group smaller than `global_batch` gives smaller batches. The last batch is cut to end at `total_pairs`, and left
+    out if only one pair would remain of it."""
     mass = np.array([float(count) for count in rows]) ** (1.0 / sampling.temperature)
     share = mass / mass.sum()
+    # No batch is larger than its group, so that none repeats a pair of weight 1 within an epoch.
     sizes = np.array([min(global_batch, count) for count in rows])
     generator = np.random.default_rng((seed, 8))
     blocks: list[NDArray[np.int64]] = []

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -94,15 +94,12 @@ def make_optimizers(module: nn.Module, tokens: Tensor | None, training: Training
     rate, betas = training.learning_rate, (training.beta1, training.beta2)
     optimizers: list[torch.optim.Optimizer] = []
     for is_sparse in (False, True):
-        chosen = [
-            {
-                "params": parameters,
-                RATE: training.embedding_learning_rate if kind.embedding_rate else 1.0,
-                **({} if is_sparse else {"weight_decay": 0.0 if kind.no_decay else training.weight_decay}),
-            }
-            for kind, parameters in sorted(groups.items(), key=lambda item: item[0])
-            if kind.sparse == is_sparse
-        ]
+        chosen: list[dict[str, Any]] = []
+        for kind in sorted(each for each in groups if each.sparse == is_sparse):
+            factor = training.embedding_learning_rate if kind.embedding_rate else 1.0
+            chosen.append({"params": groups[kind], RATE: factor})
+            if not is_sparse:
+                chosen[-1]["weight_decay"] = 0.0 if kind.no_decay else training.weight_decay
         if chosen and is_sparse:
             optimizers.append(RowAdam(chosen, lr=rate, betas=betas, eps=training.epsilon))
         elif chosen:
@@ -269,12 +266,12 @@ class TrainStep:
     def step(self, batch: Batch, seen: int, halfway: int | None = None) -> dict[str, float]:
         """One optimizer step on a global batch; `TrainingError` when the loss or its gradient is not finite.
 
-        `seen` pairs are seen after it. Its learning rate is that of `halfway` pairs; absent: that of `seen`. Numbers
-        are read once and last, so that a GPU has all of the step to do meanwhile."""
+        `seen` pairs are seen after it. Its learning rate is that of `halfway` pairs; absent: that of `seen`."""
         self.set_rate(seen if halfway is None else halfway)
         shared = self.capture.run(batch) if self.capture else self.update(batch)
         if self.average:
             self.average.after_update(seen)
+        # Numbers are read once and last, so that a GPU has all of the step to do meanwhile.
         values = numbers(shared)
         stops = values.pop(STOP)
         # A replayed CUDA graph returns the stop flag of its recording.

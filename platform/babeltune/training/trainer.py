@@ -272,19 +272,21 @@ class TrialTrainer:
         trial, done = self.trial, self.reports[-1].step if self.reports else 0
         index, pairs = len(self.reports) + 1, self.steps.seen(step)
         compute = trial.training.compute
-        paid = {} if compute is None else {COMPUTE: compute * pairs / trial.training.pairs}
         speed = (pairs - self.steps.seen(done)) / trained
+        costs = {"train/pairs": pairs, "train/pairs_per_second": speed}
+        if compute is not None:
+            costs[COMPUTE] = compute * pairs / trial.training.pairs
         return Report(
             index=index,
             step=step,
             pairs=pairs,
             seconds=spent,
-            metrics={**metrics, "train/pairs": pairs, "train/pairs_per_second": speed, **paid},
+            metrics=metrics | costs,
             points=points,
             checkpoint=str(checkpoint_folder(self.folder, index)),
             last=index == trial.training.reports or out_of_patience(trial, self.reports, metrics),
             steps=len(self.steps.schedule),
-            facts={**self.facts, **self.capture(), **warning(self.context, points), **collapse(self.needs, metrics)},
+            facts=self.facts | self.capture() | warning(self.context, points) | collapse(self.needs, metrics),
         )
 
     def capture(self) -> dict[str, Scalar]:

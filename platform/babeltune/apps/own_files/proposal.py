@@ -97,12 +97,7 @@ def propose(
     languages = dict.fromkeys(language for group in groups for language in group.texts)
     rows = sum(group.size("train") for group in groups)
     times = MOST_TIMES if machine.gpu else max(1, min(MOST_TIMES, machine.cores // 2))
-    if rows < 2_000:
-        vocabulary, global_batch = 4_000, 128
-    elif rows < LARGE:
-        vocabulary, global_batch = 8_000, 512
-    else:
-        vocabulary, global_batch = 24_000, 1_024
+    vocabulary, global_batch = (4_000, 128) if rows < 2_000 else (8_000, 512) if rows < LARGE else (24_000, 1_024)
     return Proposal(
         teacher=teacher,
         languages=tuple(by_priority(languages, teacher.languages)),

@@ -209,12 +209,10 @@ class MlflowReader:
         context, tags = trial_context(trial.method, trial.config), dict[str, Any]()
         with suppress(OSError, StoreError):  # if the data are on another machine, a report says it
             tags["fact.effective_negatives"] = self._prepared().negatives_seen(context, trial.training.global_batch)
-        tags |= {
-            "babeltune.method": context.method_class.name,
-            **self._submission["world"],
-            **self._submission["environment"],
-            **({"babeltune.condition": condition_of(trial.number, history)} if history else {}),
-        }
+        tags["babeltune.method"] = context.method_class.name
+        tags |= self._submission["world"] | self._submission["environment"]
+        if history:
+            tags["babeltune.condition"] = condition_of(trial.number, history)
         unit = "pairs" if trial.training.compute is None else "compute ms"
         digests = {name: digest for name, digest in self._submission["digests"].items() if not name.startswith("test/")}
         params = summary.params_once(settings, {**trial.params, **trial.fitted})

@@ -59,13 +59,15 @@ def _note(sweep: Sweep, id_: str, rows: Sequence[Row], scored: Sequence[Row], ba
         state = "baseline" if row.name in baselines else row.state
         values = ["" if (value := row.params.get(name)) is None else number(value) for name in sweep.parameters]
         lines.append(_line(link_to_run(row.name, row.name), state, *scores, *values))
-    more = f"{len(rows) - SHOWN} more rows: `babeltune runs {id_}`" if len(rows) > SHOWN else ""
-    links = [
+    if len(rows) > SHOWN:
+        lines += ["", f"{len(rows) - SHOWN} more rows: `babeltune runs {id_}`"]
+    lines += [
+        "",
         f"* All trials, the winner first: `babeltune ui {id_}`",
         f"* The {link_to_run('report', artifact='report.html')}, once the sweep has finished",
         f"* Take the winner: `babeltune promote {id_}`",
     ]
-    return "\n".join([*lines, "", *([more, ""] if more else []), *links]).strip()
+    return "\n".join(lines).strip()
 
 
 def experiment_note(sweep: Sweep) -> str:

@@ -124,25 +124,28 @@ def _logged_row(trial: LoggedTrial, objectives: tuple[Objective, ...], condition
     last = reports[-1] if reports else None
     lost = trial.state == "finished" and not (last and last.last)
     end = trial.end or TrialEnd("stopped")
-    return Row(
+    row = Row(
         name=trial.name,
         state=trial.state,
         params=trial.params or {},
         fitted=trial.fitted,
-        metrics=best.metrics if best else {},
         reports=len(reports),
-        step=max(last.step if last else 0, trial.step),
-        steps=trial.steps or (last.steps if last else 0) or None,
-        pairs=last.pairs if last else 0,
-        seconds=last.seconds if last else 0.0,
-        best=best.index if best else None,
+        step=trial.step,
+        steps=trial.steps or None,
         curve=tuple(each.metrics[aim] for each in reports if aim in each.metrics),
         reason=end.text,
         kind=end.kind if trial.end is not None else "",
         last_report_lost=lost,
-        warning=LOST if lost else str(last.facts.get("warning", "")) if last else "",
+        warning=LOST if lost else "",
         condition=condition,
     )
+    if best is not None:
+        row = replace(row, metrics=best.metrics, best=best.index)
+    if last is not None:
+        step, steps = max(last.step, trial.step), trial.steps or last.steps or None
+        warning = LOST if lost else str(last.facts.get("warning", ""))
+        row = replace(row, step=step, steps=steps, pairs=last.pairs, seconds=last.seconds, warning=warning)
+    return row
 
 
 def number_in(record: Mapping[str, object], name: str) -> float | None:

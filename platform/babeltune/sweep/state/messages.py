@@ -225,4 +225,4 @@ def scores_of(report: Report) -> dict[str, float]:
             values.setdefault(name, []).append(value)
     means = {name: min(those) if name.endswith("_least") else sum(those) / len(those) for name, those in values.items()}
     latest = {name: those[-1] for name, those in values.items() if name.endswith("learning_rate")}
-    return {**report.metrics, **means, **latest, **report.metrics}  # the report's own first, in their order
+    return report.metrics | means | latest | report.metrics  # the report's own first, in their order

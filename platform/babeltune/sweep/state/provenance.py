@@ -100,7 +100,9 @@ def check_unchanged(folder: SweepFolder, facts: dict[str, object], *, accept: bo
         folder.write("facts.json", {**recorded, **facts})
         return
     spec = sweep if of_spec else None
-    new_facts = {**recorded, **facts, **({"spec": sweep_id(spec)} if spec is not None else {})}
+    new_facts = {**recorded, **facts}
+    if spec is not None:
+        new_facts["spec"] = sweep_id(spec)
     ended = {number for number, trial in log_of(folder.path).trials.items() if trial.end is not None}
     checkpoints = folder.path.glob("trials/t[0-9]*/checkpoints/[!.]*")
     begun = sorted(ended | {trial_number(path.parents[1].name) for path in checkpoints})

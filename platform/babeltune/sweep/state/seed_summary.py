@@ -165,6 +165,8 @@ def footnote(table: SettingsTable) -> str:
 def markdown(table: SettingsTable) -> str:
     """The table as GitHub shows it, with the footnote under it."""
     titles, *rows = [[cell.replace("|", "\\|") for cell in row] for row in cells(table)]
-    lines = [f"| {' | '.join(row)} |" for row in (titles, ["---", *("--:" for _ in titles[1:])], *rows)]
-    note = footnote(table)
-    return "\n".join([*lines, *(["", note] if note else [])])
+    dashes = ["---"] + ["--:"] * (len(titles) - 1)
+    lines = [f"| {' | '.join(row)} |" for row in (titles, dashes, *rows)]
+    if note := footnote(table):
+        lines += ["", note]
+    return "\n".join(lines)

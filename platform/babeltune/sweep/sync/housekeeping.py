@@ -3,6 +3,7 @@
 The rule is that of a folder (`state/housekeeping.py`). A mirror can also do without what the bucket has: a node brings
 it again when it needs it."""
 
+import itertools
 import json
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -140,14 +141,15 @@ def everything(view: StorageView, *, older_s: float, top: int | None = None) -> 
     before = time.time() - older_s
     if view.mirror is None:
         return [*rules.removals(view.folder, older_s=older_s, top=top), *rules.left_temporary(before)]
-    return [
-        *rules.left_temporary(before),
-        *bucket_removals(view, older_s=older_s, top=top),
-        *rules.scratch(view.storage, before),
-        *rules.left_drafts(view.folder, before),
-        *_cut_off(view, before),
-        *mirror_removals(view.mirror, older_s=older_s),
-    ]
+    removals = itertools.chain(
+        rules.left_temporary(before),
+        bucket_removals(view, older_s=older_s, top=top),
+        rules.scratch(view.storage, before),
+        rules.left_drafts(view.folder, before),
+        _cut_off(view, before),
+        mirror_removals(view.mirror, older_s=older_s),
+    )
+    return list(removals)
 
 
 def clean(view: StorageView, *, older_s: float) -> tuple[int, int]:

@@ -180,15 +180,15 @@ class DispatcherState:
     def settle(self, trial: str, world: int) -> None:
         """Decides what becomes of the trial and its group, from what the ranks said.
 
-        Ranks that all finished, or all refused alike, go on together, unless one needs new processes. Any other
-        exception leaves collectives out of step, so the group restarts. The trial has failed unless the only cause was
-        another rank's death."""
+        Ranks that all finished, or all refused alike, go on together, unless one needs new processes. Otherwise the
+        group restarts. The trial has failed unless the only cause was another rank's death."""
         record = self.trials[trial]
         attempt, worker_group = record.attempt, record.worker_group
         if worker_group is None:
             return
         kinds = {str(end.kind) for end in attempt.ends.values()}
         agreed = len(attempt.ends) == world and (world == 1 or kinds in ALIKE)
+        # An exception that not all ranks had leaves collectives out of step.
         attempt.go_on = agreed and worker_group not in self.renewed
         blamed = {"refused", "storage", "raised"} | ({"peer"} if world == 1 else set())  # alone, one has no peer
         blamed_ends = [end for _, end in sorted(attempt.ends.items()) if end.kind in blamed]

@@ -45,7 +45,10 @@ SWITCHES: tuple[Switch, ...] = (
     *_autocast("cpu"),
     *_autocast("cuda"),
     (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    *(_flag(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+    _flag(cudnn, "enabled"),
+    _flag(cudnn, "benchmark"),
+    _flag(cudnn, "deterministic"),
+    _flag(cudnn, "allow_tf32"),
     (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
     (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
     (cuda.math_sdp_enabled, cuda.enable_math_sdp),
@@ -85,11 +88,10 @@ class ProcessState:
             torch.cuda.reset_peak_memory_stats()
 
     def leak(self) -> str:
-        """The memory that the last trial has not freed, as text; empty if that is little.
-
-        Of the machine's memory, this is the growth since the first trial, which imports and reads what all need."""
+        """The memory that the last trial has not freed, as text; empty if that is little."""
         self._give_back()
         now = {"memory": own_memory(), **_gpu_memory()}
+        # Of the machine's memory, growth counts since the first trial, which imports and reads what all need.
         self._baseline = {**now, "memory": min(now["memory"], self._bound), **self._baseline}
         grown = {kind: now[kind] - before for kind, before in self._baseline.items()}
         return ", ".join(f"{size >> 20} MiB of {kind}" for kind, size in grown.items() if size > LEAK)

@@ -123,12 +123,12 @@ class DispatcherReporter:
         """Whether the trial was asked to stop since its last report.
 
         Rank 0 calls it about once a second. A trial that does not is taken for one that hangs. The dispatcher says when
-        it wants to be asked again. One that does not answer counts as a stop, so that all ranks leave the trial at one
-        step."""
+        it wants to be asked again. One that does not answer counts as a stop."""
         if time.monotonic() - self._asked_at >= self._reply.ask_again_s - EARLY_S:
             try:
                 self._reply = answer_of(self._dispatcher.stopped.remote(self._trial, self._place.group))
             except SilentDispatcherError as error:
+                # A stop, and no exception, lets all ranks leave the trial at one step.
                 self._reply, self.unanswered = StopReply(stopped=True, ask_again_s=math.inf), error
             self._asked_at = time.monotonic()
         return self._reply.stopped

@@ -130,15 +130,14 @@ class WorkerGroups(dict[str, WorkerGroup]):
         return str(error).strip().splitlines()[-1] if error else "its training loop ended"
 
     def end(self, names: Collection[str]) -> None:
-        """Ends worker groups by force and waits until what they held is free.
-
-        Ray frees a dead controller's placement groups only with the whole job. The last one may be unknown to every
-        rank, so they are found by their creator once it is dead."""
+        """Ends worker groups by force and waits until what they held is free."""
         groups = [self.pop(name) for name in names]
         for group in groups:
             ray.kill(group.controller)
         if groups:
             ray.wait([group.run for group in groups], num_returns=len(groups), timeout=TEAR_DOWN_TIMEOUT_S)
+        # Ray frees a dead controller's placement groups only with the whole job. The last one may be unknown to every
+        # rank, so they are found by their creator once it is dead.
         self._ended |= {group.creator for group in groups}
         deadline = time.monotonic() + TEAR_DOWN_TIMEOUT_S
         while self.free_ended() and time.monotonic() < deadline:

@@ -54,20 +54,17 @@ def _leaderboard_table(report: SweepReport, shown: Sequence[Standing]) -> Report
     metric, others = report.objective.metric, [o.metric for o in report.objectives[1:]]
     costs = [name for name in COSTS if any(name in each.row.metrics for each in shown)]
     searched = tuple(dict.fromkeys(name for each in shown for name in each.row.params))
-    rows = tuple(
-        (
-            each.row.name + (" ★" if each.row.front else ""),
-            "baseline" if each.is_baseline else each.row.state,
-            score(each.value),
-            interval(each),
-            *(score(each.row.metrics.get(name)) for name in others),
-            *(f"{each.row.metrics[name]:,.0f}" if name in each.row.metrics else "–" for name in costs),
-            f"{each.row.pairs:,}" if each.row.pairs else "–",
-            duration(each.row.seconds) if each.row.seconds else "–",
-            *(setting(each, name) for name in searched),
-        )
-        for each in shown
-    )
+    rows: list[tuple[str, ...]] = []
+    for each in shown:
+        row = each.row
+        name = f"{row.name} ★" if row.front else row.name
+        state = "baseline" if each.is_baseline else row.state
+        cells = [name, state, score(each.value), interval(each)]
+        cells += [score(row.metrics.get(other)) for other in others]
+        cells += [f"{row.metrics[cost]:,.0f}" if cost in row.metrics else "–" for cost in costs]
+        cells += [f"{row.pairs:,}" if row.pairs else "–", duration(row.seconds) if row.seconds else "–"]
+        cells += [setting(each, parameter) for parameter in searched]
+        rows.append(tuple(cells))
     columns = ("trial", "state", short(metric), "95 % interval", *map(short, others), *(COSTS[name] for name in costs))
     columns += ("pairs", "time")
     words = {place for place, name in enumerate(searched, len(columns)) if is_words(shown, name)}
@@ -75,7 +72,7 @@ def _leaderboard_table(report: SweepReport, shown: Sequence[Standing]) -> Report
     return ReportTable(
         caption=f"Trials and baselines by {short(metric)}, {better(report.objective.goal)}",
         columns=columns,
-        rows=rows,
+        rows=tuple(rows),
         left=frozenset({0, 1} | words),
         marked=next((i for i, each in enumerate(shown) if each is report.winner), None),
     )

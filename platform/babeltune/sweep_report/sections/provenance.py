@@ -17,27 +17,20 @@ def data(facts: DataFacts) -> Section | None:
         )
     if facts.sources:
         steps = tuple(dict.fromkeys(name for source in facts.sources for name, _ in source.steps))
-        rows = tuple(
-            (
-                source.name + (" (synthetic)" if source.synthetic else ""),
-                *(f"{dict(source.steps)[step]:,}" if step in dict(source.steps) else "–" for step in steps),
-            )
-            for source in facts.sources
-        )
+        rows: list[tuple[str, ...]] = []
+        for source in facts.sources:
+            name, counts = source.name + (" (synthetic)" if source.synthetic else ""), dict(source.steps)
+            rows.append((name, *(f"{counts[step]:,}" if step in counts else "–" for step in steps)))
         caption = "Rows of each source, and the pairs that each step of cleaning left"
-        blocks.append(ReportTable(caption=caption, columns=("source", *steps), rows=rows))
+        blocks.append(Table(caption=caption, columns=("source", *steps), rows=tuple(rows)))
     if facts.overlaps:
-        blocks.append(
-            ReportTable(
-                caption="Contamination: dev and test texts with a near-duplicate in the training text",
-                columns=("set", "texts", "near-duplicates", "share", "judgement"),
-                rows=tuple(
-                    (each.name, f"{each.texts:,}", f"{each.near:,}", f"{each.share:.1%}", each.judged or "low")
-                    for each in facts.overlaps
-                ),
-                left=frozenset({0, 4}),
-            )
+        caption = "Contamination: dev and test texts with a near-duplicate in the training text"
+        columns = ("set", "texts", "near-duplicates", "share", "judgement")
+        overlaps = tuple(
+            (each.name, f"{each.texts:,}", f"{each.near:,}", f"{each.share:.1%}", each.judged or "low")
+            for each in facts.overlaps
         )
+        blocks.append(Table(caption=caption, columns=columns, rows=overlaps, left=frozenset({0, 4})))
     return Section(anchor="data", title="Data and contamination", blocks=tuple(blocks)) if blocks else None
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from babeltune.evaluation.metric_names import MAIN_METRICS, each_once
 from babeltune.promotion.compare import Contest
 from babeltune.promotion.decisions import DecisionRecord
+from babeltune.promotion.gates import Decision
 from babeltune.schema.languages import meaning
 from babeltune.sweep_report.charts import BARS, OUTSIDE, WIDTH, Caption, at_edge, clipped, limits_of, pieces
 from babeltune.sweep_report.document import Block, Figure, Items, Paragraph, ReportTable, Section
@@ -72,19 +73,7 @@ def languages_of(metric: str, among: Collection[str]) -> tuple[str, frozenset[st
 def _comparison(record: DecisionRecord, preferred: str) -> Iterator[Block]:
     decision = record.decision
     main = [name for name in each_once(decision.test) if name.rpartition("/")[2] in MAIN_METRICS]
-    matches = {name: dev_metric_of(name, decision.test, decision.dev, preferred) for name in main}
-    pairs = [
-        Paired(
-            name=name.removeprefix("test/").rpartition("/")[0].replace("/", " "),
-            dev_set="–" if (dev := matches[name]) is None else set_of(dev),
-            dev=None if dev is None else decision.dev[dev],
-            sealed=decision.test[name],
-            untrained=decision.untrained.get(name),
-            teacher=decision.teacher.get(name),
-            chance=decision.chance.get(name),
-        )
-        for name in main
-    ]
+    pairs = [_paired(decision, name, dev_metric_of(name, decision.test, decision.dev, preferred)) for name in main]
     if not pairs:
         yield Paragraph(text="No sealed test was scored: the promotion compared dev scores only.")
         return
@@ -96,53 +85,44 @@ def _comparison(record: DecisionRecord, preferred: str) -> Iterator[Block]:
         (p.name, p.dev_set, score(p.dev), score(p.sealed), score(p.untrained), score(p.teacher), score(p.chance))
         for p in pairs
     )
-    table = ReportTable(
-        caption="Dev against sealed",
-        columns=("test", "dev set", "dev", "sealed", "sealed, untrained", "sealed, teacher", "chance"),
-        rows=rows,
-        left=frozenset({0, 1}),
-    )
+    columns = ("test", "dev set", "dev", "sealed", "sealed, untrained", "sealed, teacher", "chance")
+    table = Table(caption="Dev against sealed", columns=columns, rows=rows, left=frozenset({0, 1}))
     caption = Caption(name="sealed", title="Dev against sealed tests", description=description)
     yield Figure("", description, sealed_chart(caption, pairs), table)
     if decision.contest is not None:
         yield _contest_table(decision.contest)
 
 
-def _contest_table(contest: Contest) -> ReportTable:
+def _paired(decision: Decision, name: str, dev: str | None) -> Paired:
+    """The scores of a sealed test beside those of the dev metric."""
+    return Paired(
+        name=name.removeprefix("test/").rpartition("/")[0].replace("/", " "),
+        dev_set="–" if dev is None else set_of(dev),
+        dev=None if dev is None else decision.dev[dev],
+        sealed=decision.test[name],
+        untrained=decision.untrained.get(name),
+        teacher=decision.teacher.get(name),
+        chance=decision.chance.get(name),
+    )
+
+
+def _contest_table(contest: Contest) -> Table:
     """Challenger against champion, subset by subset."""
-    return ReportTable(
-        caption=f"Against the champion {contest.champion}",
-        columns=("metric", "items", "champion", "this model", "difference", "interval", "p"),
-        rows=tuple(
-            (
-                cell.name,
-                str(cell.items),
-                score(cell.champion),
-                score(cell.challenger),
-                f"{cell.difference:+.4f}",
-                f"{cell.low:+.4f} to {cell.high:+.4f}",
-                f"{cell.p:.2g}",
-            )
-            for cell in (*contest.cells, *contest.overall)
-        ),
-    )
+    columns = ("metric", "items", "champion", "this model", "difference", "interval", "p")
+    rows: list[tuple[str, ...]] = []
+    for cell in (*contest.cells, *contest.overall):
+        scores = score(cell.champion), score(cell.challenger), f"{cell.difference:+.4f}"
+        rows.append((cell.name, str(cell.items), *scores, f"{cell.low:+.4f} to {cell.high:+.4f}", f"{cell.p:.2g}"))
+    return Table(caption=f"Against the champion {contest.champion}", columns=columns, rows=tuple(rows))
 
 
-def _decisions_table(records: Sequence[DecisionRecord]) -> ReportTable:
-    return ReportTable(
-        caption="All decisions about this sweep",
-        columns=("time", "trial", "verdict", "registered as"),
-        rows=tuple(
-            (
-                record.time,
-                record.decision.trial,
-                record.decision.verdict + (" (dry run)" if record.dry_run else ""),
-                record.decision.registered or "–",
-            )
-            for record in records
-        ),
-        left=frozenset({0, 1, 2, 3}),
-    )
+def _decisions_table(records: Sequence[DecisionRecord]) -> Table:
+    columns, rows = ("time", "trial", "verdict", "registered as"), list[tuple[str, ...]]()
+    for record in records:
+        decision, dry_run = record.decision, " (dry run)" if record.dry_run else ""
+        rows.append((record.time, decision.trial, decision.verdict + dry_run, decision.registered or "–"))
+    caption = "All decisions about this sweep"
+    return Table(caption=caption, columns=columns, rows=tuple(rows), left=frozenset({0, 1, 2, 3}))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from babeltune.schema.base import number
 from babeltune.schema.records import Scalar
 from babeltune.sweep.search.importance import BEST_SHARE, LEAST_TRIALS
 from babeltune.sweep_report.charts import LEGEND, NAMED, WIDTH, Caption, clipped, limits_of, one_line, pieces
 from babeltune.sweep_report.document import Block, Figure, Paragraph, ReportTable, Section
 from babeltune.sweep_report.record import Standing, SweepReport
 from babeltune.sweep_report.svg import DASHES, FAINT, MUTED, PAGE, SERIES, drawing, plain, svg_of
-from babeltune.sweep_report.words import score, short
+from babeltune.sweep_report.words import score, setting, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,15 +30,8 @@ def what_mattered(report: SweepReport, most: int) -> Section | None:
     blocks += _importance(report)
     metric, names = report.objective.metric, report.searched
     columns = ("trial", short(metric), *names)
-    rows = tuple(
-        (
-            each.row.name,
-            score(each.value),
-            *(number(each.row.params[name]) if name in each.row.params else "–" for name in names),
-        )
-        for each in scored
-    )
-    table = ReportTable(caption="Settings and score of each trial", columns=columns, rows=rows)
+    rows = tuple((each.row.name, score(each.value), *(setting(each, name) for name in names)) for each in scored)
+    table = Table(caption="Settings and score of each trial", columns=columns, rows=rows)
     description = f"{short(metric)} over each setting. The star is the best trial; hollow circles did not finish."
     caption = Caption(name="slices", title="Slices", description=description)
     svg = slices_chart(caption, scored, names, report.logarithmic, metric)
@@ -114,14 +106,15 @@ def _slice(axes: Axes, trials: Sequence[Standing], name: str, logarithmic: bool)
         place = value if is_number else names.index(_word(value))
         marks.setdefault((each is trials[0], each.row.state == "finished"), []).append((place, each.value))
     for (best, finished), points in marks.items():
+        marker, size, layer = ("*", 12, 4) if best else ("o", 5.5, 3)
         axes.plot(
             *zip(*points, strict=True),
             linestyle="none",
-            marker="*" if best else "o",
-            markersize=12 if best else 5.5,
+            marker=marker,
+            markersize=size,
             markerfacecolor=SERIES[0] if finished else "none",
             color=SERIES[0],
-            zorder=4 if best else 3,
+            zorder=layer,
             clip_on=False,
         )
     axes.set_title(clipped(name, 30))

@@ -34,14 +34,10 @@ def _course(report: SweepReport) -> str:
 def _curves_table(curves: Sequence[Curve], caption: str, course: str) -> ReportTable:
     """A row per trial, a column per report; trials may report after different numbers of pairs."""
     most = max(len(curve.x) for curve in curves)
-    rows = [
-        (
-            curve.trial,
-            *(f"{y:.4f} ({x:,.10g})" for x, y in zip(curve.x, curve.y, strict=True)),
-            *["–"] * (most - len(curve.x)),
-        )
-        for curve in curves
-    ]
+    rows: list[tuple[str, ...]] = []
+    for curve in curves:
+        cells = [f"{y:.4f} ({x:,.10g})" for x, y in zip(curve.x, curve.y, strict=True)]
+        rows.append((curve.trial, *cells, *["–"] * (most - len(cells))))
     titles = (f"report {index}" for index in range(1, most + 1))
     return ReportTable(caption=f"{caption}; in brackets: {course}", columns=("trial", *titles), rows=tuple(rows))
 
@@ -103,14 +99,15 @@ def curves_chart(
         for side, name, value in _merged(levels, limits):
             if side == 0:
                 axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (2, 2)))
+            arrow, offset, align = ("▲", -3, "top") if side > 0 else ("▼", 3, "bottom")
             axes.annotate(
-                f"{'▲' if side > 0 else '▼'} {name}" if side else name,
+                f"{arrow} {name}" if side else name,
                 (1, value),
                 xycoords=("axes fraction", "data"),
-                xytext=(-2, -3 if side > 0 else 3),
+                xytext=(-2, offset),
                 textcoords="offset points",
                 ha="right",
-                va="top" if side > 0 else "bottom",
+                va=align,
                 color=MUTED,
                 fontsize=9,
             )
