@@ -219,8 +219,8 @@ def main() -> None:
         steps, outputs = zip(*(run(step, place, python) for step in commands(options.submit)), strict=True)
     corpus, _, search, _, decision, small, *_ = (json.loads(output) for output in outputs)
     test = next(metric for metric in decision["test"] if metric.count("/") == 2 and metric.endswith("/accuracy"))
-    pairs = sum(file["rows"] for file in made["files"])
-    trials = sum(row["name"][1:].isdigit() for row in swept["leaderboard"])
+    pairs = sum(file["rows"] for file in corpus["files"])
+    trials = sum(row["name"][1:].isdigit() for row in search["leaderboard"])
     record = {
         "commit": commit(),
         "cores": os.cpu_count(),

@@ -211,7 +211,7 @@ def mined_text(count: int, model: str | None) -> dict[str, Any]:
 
     data = Path(os.environ.get("BABELTUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
     files = dict.fromkeys(itertools.chain([data / name for name in TEXT], *(sorted(data.glob(g)) for g in MORE)))
-    known: dict[str, str] = {}
+    translations: dict[str, str] = {}
     for source, target in (pair for path in files for pair in read_pairs(path)):
         if len(translations) < count:
             translations.setdefault(*(" ".join(side.split()) for side in (source, target)))

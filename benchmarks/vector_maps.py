@@ -96,7 +96,9 @@ def maps(kind: str, texts: Sequence[Sequence[str]], models: Mapping[str, str], p
         draw_tokens(sides, picture)
     else:
         draw_words(sides, texts, picture)
-    rows = [[name, *(f"{value:.3f}" for value in nearness(*both))] for name, both in sides.items()]
+    rows = []
+    for name, (left, right) in sides.items():
+        rows.append([name, *(f"{value:.3f}" for value in nearness(left, right))])
     return table_of(HEADS, rows)
 
 

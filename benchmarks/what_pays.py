@@ -223,7 +223,7 @@ def main() -> None:
                 rows[name].append(figures)
         record = {
             "commit": commit(),
-            "compute": given.compute,
+            "compute": args.compute,
             "rows": [row_of(name, trainings) for name, trainings in rows.items()],
             "orders": verdicts(work, rows),
         }

@@ -1,10 +1,10 @@
 """Checks the prose of the repository: `make lint` runs it, and it prints a line for each fault and then fails.
 
 It looks at docstrings, comments and texts of Python files, at Markdown, and at the comments of YAML files. It refuses
-words of the project's old private vocabulary, sentences above 30 words, docstrings of constants that start in
-mid-sentence, functions above 60 lines, functions with more than seven parameters, classes with more than 20 methods
-of their own, and statements with more than three comprehensions, splats and the like. Commands of typer and their
-functions in `api.py` have one parameter per option."""
+phrases that are hard to read, names that do not say what a thing is, sentences above 30 words, docstrings of constants
+that start in mid-sentence, functions above 60 lines, functions with more than seven parameters, classes with more than
+20 methods of their own, and statements with more than three comprehensions, splats and the like. Commands of typer and
+their functions in `api.py` have one parameter per option."""
 
 import ast
 import inspect

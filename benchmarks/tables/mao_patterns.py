@@ -47,6 +47,6 @@ MAO_PATTERNS = Table(
         distilled(SYN, "synchronized", WEIGHT, REDUCED),
     ),
     columns=MAO_TEACHER.columns,
-    claims=(*better_than(AMS), *better_than(DF), *better_than(SYN)),
+    claims=tuple(claim for worse in (AMS, DF, SYN) for claim in better_than(worse)),
     rates=MAO_TEACHER.rates,
 )

@@ -124,19 +124,21 @@ PARK_PAIRS = Table(
                 WITH_ENGLISH,
                 {BITEXT: "table 5: 0.952 against 0.942", FLORES: "table 5: xSIM error 0.04 against 0.05"},
             ),
-            orders(named(ALL, "average"), named(WITH_ENGLISH, "average"), {BITEXT: "table 5: 0.950 against 0.948"}),
             orders(
-                named(WITH_ENGLISH, "priority + TCM"),
-                named(ALL, "priority + TCM"),
+                row_name(ALL, "average"), row_name(WITH_ENGLISH, "average"), {BITEXT: "table 5: 0.950 against 0.948"}
+            ),
+            orders(
+                row_name(WITH_ENGLISH, "priority + TCM"),
+                row_name(ALL, "priority + TCM"),
                 {BITEXT: "table 5: 0.949 against 0.948", FLORES: "table 5: xSIM error 0.02 against 0.04"},
             ),
             orders(
-                named(WITH_ENGLISH, "average"),
+                row_name(WITH_ENGLISH, "average"),
                 WITH_ENGLISH,
                 {BITEXT: "table 5: 0.948 against 0.942", FLORES: "table 5: xSIM error 0.04 against 0.05"},
             ),
             orders(
-                named(WITH_ENGLISH, "priority + TCM"),
+                row_name(WITH_ENGLISH, "priority + TCM"),
                 WITH_ENGLISH,
                 {BITEXT: "table 5: 0.949 against 0.942", FLORES: "table 5: xSIM error 0.02 against 0.05"},
             ),
@@ -151,7 +153,7 @@ PARK_PAIRS = Table(
                 },
             ),
             orders(
-                named(WITH_ENGLISH, "priority + TCM"),
+                row_name(WITH_ENGLISH, "priority + TCM"),
                 WITH_ENGLISH,
                 {
                     ENGLISH: "table 10: 0.782 against 0.764",
@@ -160,8 +162,8 @@ PARK_PAIRS = Table(
                     RUSSIAN: "table 10: 0.624 against 0.589",
                 },
             ),
-            orders(ALL, named(ALL, "average"), {BITEXT: "table 5: 0.952 against 0.950"}),
-            orders(ALL, named(ALL, "priority + TCM"), {BITEXT: "table 5: 0.952 against 0.948"}),
+            orders(ALL, row_name(ALL, "average"), {BITEXT: "table 5: 0.952 against 0.950"}),
+            orders(ALL, row_name(ALL, "priority + TCM"), {BITEXT: "table 5: 0.952 against 0.948"}),
         )
     ),
     rates=(1e-4, 3e-4, 1e-3),

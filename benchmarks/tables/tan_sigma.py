@@ -1,6 +1,8 @@
 """The filter's threshold, the order of the text and the size of the queue: Tan et al. 2023, section 5 and figure 4."""
 
 import itertools
+from collections.abc import Iterable
+from dataclasses import replace
 
 from benchmarks.tables.definition import Claim, Column, Row, Table
 from benchmarks.tables.tan_variants import level_queues

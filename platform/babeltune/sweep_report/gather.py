@@ -225,7 +225,7 @@ def _cost(sweep: Sweep, folder: SweepFolder, ours: Sequence[Standing], trials: S
     compute = sum(each.metrics.get(COMPUTE, 0.0) for each in last)
     states = Counter(each.row.state for each in ours)
     worker_s = sum(each.seconds * float(each.facts.get("world_size") or 1) for each in last)
-    return Cost(
+    return SweepCost(
         states=tuple(states.most_common()),
         training_s=sum(each.seconds for each in last),
         worker_s=worker_s,

@@ -127,7 +127,7 @@ def make_reader(
     tokens = None if needs.frozen else token_set(trial, prepared)
     graded = prepared.graded() if trial.training.graded_weight else None
     words = passing_words(Path(tokens.words or ""), trial.sampling) if tokens and needs.words else None
-    return Reader(
+    return BatchReader(
         prepared=prepared,
         tokens=TextIds() if tokens is None else open_ragged(Path(tokens.train)),
         teacher=open_matrix(Path(prepared.teacher)) if prepared.teacher else None,

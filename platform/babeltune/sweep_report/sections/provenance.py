@@ -22,7 +22,7 @@ def data(facts: DataFacts) -> Section | None:
             name, counts = source.name + (" (synthetic)" if source.synthetic else ""), dict(source.steps)
             rows.append((name, *(f"{counts[step]:,}" if step in counts else "–" for step in steps)))
         caption = "Rows of each source, and the pairs that each step of cleaning left"
-        blocks.append(Table(caption=caption, columns=("source", *steps), rows=tuple(rows)))
+        blocks.append(ReportTable(caption=caption, columns=("source", *steps), rows=tuple(rows)))
     if facts.overlaps:
         caption = "Contamination: dev and test texts with a near-duplicate in the training text"
         columns = ("set", "texts", "near-duplicates", "share", "judgement")
@@ -30,7 +30,7 @@ def data(facts: DataFacts) -> Section | None:
             (each.name, f"{each.texts:,}", f"{each.near:,}", f"{each.share:.1%}", each.judged or "low")
             for each in facts.overlaps
         )
-        blocks.append(Table(caption=caption, columns=columns, rows=overlaps, left=frozenset({0, 4})))
+        blocks.append(ReportTable(caption=caption, columns=columns, rows=overlaps, left=frozenset({0, 4})))
     return Section(anchor="data", title="Data and contamination", blocks=tuple(blocks)) if blocks else None
 
 

@@ -86,7 +86,7 @@ def _comparison(record: DecisionRecord, preferred: str) -> Iterator[Block]:
         for p in pairs
     )
     columns = ("test", "dev set", "dev", "sealed", "sealed, untrained", "sealed, teacher", "chance")
-    table = Table(caption="Dev against sealed", columns=columns, rows=rows, left=frozenset({0, 1}))
+    table = ReportTable(caption="Dev against sealed", columns=columns, rows=rows, left=frozenset({0, 1}))
     caption = Caption(name="sealed", title="Dev against sealed tests", description=description)
     yield Figure("", description, sealed_chart(caption, pairs), table)
     if decision.contest is not None:
@@ -106,23 +106,23 @@ def _paired(decision: Decision, name: str, dev: str | None) -> Paired:
     )
 
 
-def _contest_table(contest: Contest) -> Table:
+def _contest_table(contest: Contest) -> ReportTable:
     """Challenger against champion, subset by subset."""
     columns = ("metric", "items", "champion", "this model", "difference", "interval", "p")
     rows: list[tuple[str, ...]] = []
     for cell in (*contest.cells, *contest.overall):
         scores = score(cell.champion), score(cell.challenger), f"{cell.difference:+.4f}"
         rows.append((cell.name, str(cell.items), *scores, f"{cell.low:+.4f} to {cell.high:+.4f}", f"{cell.p:.2g}"))
-    return Table(caption=f"Against the champion {contest.champion}", columns=columns, rows=tuple(rows))
+    return ReportTable(caption=f"Against the champion {contest.champion}", columns=columns, rows=tuple(rows))
 
 
-def _decisions_table(records: Sequence[DecisionRecord]) -> Table:
+def _decisions_table(records: Sequence[DecisionRecord]) -> ReportTable:
     columns, rows = ("time", "trial", "verdict", "registered as"), list[tuple[str, ...]]()
     for record in records:
         decision, dry_run = record.decision, " (dry run)" if record.dry_run else ""
         rows.append((record.time, decision.trial, decision.verdict + dry_run, decision.registered or "–"))
     caption = "All decisions about this sweep"
-    return Table(caption=caption, columns=columns, rows=tuple(rows), left=frozenset({0, 1, 2, 3}))
+    return ReportTable(caption=caption, columns=columns, rows=tuple(rows), left=frozenset({0, 1, 2, 3}))
 
 
 @dataclass(frozen=True, kw_only=True)

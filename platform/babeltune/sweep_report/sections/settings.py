@@ -31,7 +31,7 @@ def what_mattered(report: SweepReport, most: int) -> Section | None:
     metric, names = report.objective.metric, report.searched
     columns = ("trial", short(metric), *names)
     rows = tuple((each.row.name, score(each.value), *(setting(each, name) for name in names)) for each in scored)
-    table = Table(caption="Settings and score of each trial", columns=columns, rows=rows)
+    table = ReportTable(caption="Settings and score of each trial", columns=columns, rows=rows)
     description = f"{short(metric)} over each setting. The star is the best trial; hollow circles did not finish."
     caption = Caption(name="slices", title="Slices", description=description)
     svg = slices_chart(caption, scored, names, report.logarithmic, metric)
