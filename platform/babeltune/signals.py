@@ -135,7 +135,7 @@ class StopSignal:
     refused: Callable[[], None] = lambda: None
     """Raises if this driver must not go on: another one took over, or the storage is gone."""
     requests: Callable[[], None] = lambda: None  # does what other processes ask of this driver besides that
-    guard: Callable[[], AbstractContextManager[None]] = nullcontext
+    guard: Callable[[], AbstractContextManager[int | None]] = nullcontext
     """Within it this driver writes to the sweep's folder. It raises if another one took over."""
     paused: Callable[[], bool] = lambda: False  # whether the whole sweep is paused
     pausing: bool = False

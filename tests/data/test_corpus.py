@@ -1,5 +1,7 @@
 """The corpus holds what its sources say, once, and shares no sentence with what it is measured on."""
 
+import contextlib
+import gc
 import gzip
 import hashlib
 import itertools
@@ -15,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from any_source import any_source
+from babeltune.data import arrays, texts
 from babeltune.data.contamination import find_near_anew
 from babeltune.data.corpus import Corpus, build_corpus
 from babeltune.data.prepare import Requirements, asked_of_teacher
@@ -43,6 +46,7 @@ from small_parts import tiny_parts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 Table = list[tuple[str, ...]]
+MOST_SPILLED = 6.0  # times the bytes of the corpus's files; docs/limits.md has what was measured
 
 
 def source(root: Path, name: str, languages: str, rows: Table, **settings: object) -> Source:
@@ -657,3 +661,43 @@ def test_real_topics_are_in_two_languages_and_mixed():
     assert [len(task.left) for task in (eng, zho, mixed)] == [510, 510, 510]
     assert len(set(mixed.labels)) == 7
     assert 200 < mixed.left_languages.count("zho") < 310
+
+
+def spilled(folder: Path) -> int:
+    """Bytes of the nameless files of a folder that this process has mapped or open."""
+    files = {}
+    for handle in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if handle.readlink().is_relative_to(folder) and handle.stat().st_nlink == 0:
+                files[handle.stat().st_ino] = handle.stat().st_size
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, _, _, inode, *name = line.split(maxsplit=5)
+        if name and name[0].startswith(str(folder)):
+            begin, end = (int(each, 16) for each in span.split("-"))
+            files[int(inode)] = end - begin
+    return sum(files.values())
+
+
+def test_what_a_corpus_spills_is_bounded_by_its_text_and_gone_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "LARGE_ARRAY_BYTES", 1 << 10)
+    monkeypatch.setattr(arrays, "SEGMENT", 1 << 16)
+    monkeypatch.setattr(texts, "LARGE_TEXTS_BYTES", 1 << 10)
+    rows = source(tmp_path, "a", "eng fra", numbered("a sentence of a usual length, with some words more", 4000))
+    size = (tmp_path / "a.tsv").stat().st_size
+    peak, mapped = 0, arrays.ScratchFile.mapped
+
+    def watched(self, *more):
+        nonlocal peak
+        made = mapped(self, *more)
+        peak = max(peak, spilled(tmp_path))
+        return made
+
+    monkeypatch.setattr(arrays.ScratchFile, "mapped", watched)
+    with arrays.scratch_in(tmp_path):
+        corpus = build(tmp_path, rows)
+    assert size < peak < MOST_SPILLED * size, peak / size
+    assert len(corpus.pairs) == 4000
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tsv"], "a kill leaves nothing: no file has a name"
+    del corpus
+    gc.collect()
+    assert spilled(tmp_path) == 0

@@ -242,6 +242,17 @@ def test_a_data_root_in_brackets_holds_files_and_data_sets(tmp_path, offline, mo
     assert rows.columns == {"eng": ENGLISH, "fra": FRENCH}
 
 
+@pytest.mark.slow
+def test_a_data_set_whose_first_file_has_no_text_names_that_cause(tmp_path, offline, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "rows").mkdir()
+    put(tmp_path / "rows", "a.jsonl", '{"translation": null}\n' * 50)
+    put(tmp_path / "rows", "b.jsonl", '{"translation": {"fr": "Oui.", "en": "Yes."}}\n' * 50)
+    words = refused(hub("rows", columns={"fra": "translation.fr", "eng": "translation.en"}), tmp_path)
+    assert "a column of its first file has no text; correct its files" in words
+    assert "that the hub can be reached" not in words
+
+
 def test_moses_files_are_joined_by_line(tmp_path):
     rows = read(lines(tmp_path, eng="Good morning.\nThank you.\n", fra="Bonjour.\nMerci."), tmp_path)
     assert rows.columns == {"eng": ENGLISH, "fra": FRENCH}

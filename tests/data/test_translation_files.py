@@ -1,6 +1,7 @@
 """Translation memories, XLIFF, catalogues of gettext and workbooks become rows of text in several languages."""
 
 import dataclasses
+import hashlib
 import zipfile
 
 import pytest
@@ -113,6 +114,10 @@ BOMB = "<!DOCTYPE tmx [<!ENTITY a 'aaaaaaaaaa'><!ENTITY b '&a;&a;&a;&a;&a;&a;&a;
 DAMAGED = {
     "entities": (f"{BOMB}<tmx><body><tu><tuv lang='fr'><seg>&b;</seg></tuv></tu></body></tmx>", "declares an entity"),
     "external": ("<!DOCTYPE tmx [<!ENTITY a SYSTEM 'file:///etc/passwd'>]><tmx/>", "declares an entity"),
+    "another encoding than declared": (
+        '<?xml version="1.0" encoding="UTF-8"?><tmx><body><tu><tuv lang="fr"><seg>é est là.</seg>'.encode("latin-1"),
+        r"not XML: .*; name its encoding \(--encoding cp1252\) if it declares another one, or export the file again",
+    ),
     "cut": ("<tmx><body><tu><tuv lang='fr'><seg>a", "not XML"),
     "deep": ("<tmx>" + "<a>" * 5000, "more than 1,000 elements stand within one another"),
     "page": ("<html><body><p>a</p></body></html>", "the document is 'html', and neither TMX nor XLIFF"),
@@ -125,7 +130,17 @@ def test_xml_that_would_fill_the_memory_or_is_cut_is_refused(tmp_path, monkeypat
     monkeypatch.setattr(translation_files, "LONGEST_TAG", 1 << 16)
     text, expected = DAMAGED[name]
     with pytest.raises(DataError, match=f"m.tmx.*{expected}"):
-        rows_of(tmp_path / "m.tmx", text.encode(), format="tmx")
+        rows_of(tmp_path / "m.tmx", text if isinstance(text, bytes) else text.encode(), format="tmx")
+
+
+def test_a_unit_with_a_text_in_no_language_is_one_reason_and_no_language_more(tmp_path):
+    units = '<tu><tuv><seg>Un.</seg></tuv><tuv xml:lang="en"><seg>One.</seg></tuv></tu>'
+    units += '<tu><tuv xml:lang="fr"><seg>Deux.</seg></tuv><tuv xml:lang="en"><seg>Two.</seg></tuv></tu>'
+    content = f"<tmx><body>{units}</body></tmx>".encode()
+    rows, left_out = rows_of(tmp_path / "m.tmx", content, format="tmx")
+    assert (rows, left_out) == ([("Deux.", "Two.")], {"no xml:lang": 1})
+    found = translation_files.units(tmp_path / "m.tmx", "tmx", hashlib.sha256(), 1000)
+    assert translation_files.languages_of(found) == ["en", "fr"]
 
 
 OFFICE = "http://schemas.openxmlformats.org"

@@ -72,6 +72,10 @@ def test_reports_survive_a_line_cut_off_by_a_crash(tmp_path):
     path = tmp_path / "reports.jsonl"
     path.write_text(path.read_text() + '{"index": 3, "ste')
     assert checkpoint.read_reports(tmp_path) == [report(1), report(2)]
+    for each in (report(3), report(2, 0.9), report(4)):  # the second one is of a late worker
+        checkpoint.add_report(tmp_path, each)
+    assert checkpoint.read_reports(tmp_path) == [report(1), report(2), report(3), report(4)]
+    assert [checkpoint.read_report(tmp_path, index) for index in (2, 4, 5)] == [report(2), report(4), None]
 
 
 def test_the_best_report_is_the_earliest_of_equals_and_obeys_the_goal():
@@ -107,6 +111,9 @@ def test_pruning_keeps_what_it_must_and_removes_what_crashed_writers_left(tmp_pa
     (tmp_path / "checkpoints" / ".000004.99").mkdir()
     checkpoint.prune_checkpoints(tmp_path, {1, 3})
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["000001", "000003"]
+    write(tmp_path, 2)
+    checkpoint.prune_checkpoints(tmp_path, {2})
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["000002", "000003"], "a later one stays"
 
 
 @pytest.mark.slow

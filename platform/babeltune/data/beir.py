@@ -59,11 +59,6 @@ class Judged:
     digest: str
     dropped: dict[str, int]  # lines left out by reason
 
-    def same_ids(self) -> list[int]:
-        """For each query, the number of the document with the same id, or -1 if there is none."""
-        places = {name: number for number, name in enumerate(self.documents.ids)}
-        return [places.get(name, -1) for name in self.queries.ids]
-
 
 @dataclass(frozen=True)
 class BeirFiles:

@@ -173,11 +173,12 @@ def read_retrieval(task: Retrieval, root: Path, longest: int) -> EvalRows:
             f"retrieval task {task.name!r}: no query in {', '.join(bare)} has a relevant document (no score is above "
             "0); remove it from `languages`, or correct the judgements"
         )
+    places = {name: number for number, name in enumerate(judged.documents.ids)}  # of a query with that id: its own
     return EvalRows(
         task=task,
         columns={"queries": judged.queries.texts, "documents": judged.documents.texts},
         languages={"queries": judged.queries.languages, "documents": judged.documents.languages},
-        own_documents=judged.same_ids() if task.same_id == "drop" else [],
+        own_documents=[places.get(name, -1) for name in judged.queries.ids] if task.same_id == "drop" else [],
         gold=judged.pairs,
         grades=judged.grades,
         digest=judged.digest,

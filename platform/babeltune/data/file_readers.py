@@ -108,15 +108,10 @@ def file_at(path: str, root: Path | None = None, *, once: bool = False) -> Path:
     raise DataError(f"{full} does not exist: {folder} holds no {missing.name!r}{near or where}")
 
 
-def lines_of(path: Path, content: Digest, longest: int = MAX_LINE_BYTES) -> Iterator[bytes | Fault]:
-    """Lines without their ends and without a byte order mark."""
-    return (line for _, line in numbered_lines(path, content, longest))
-
-
 def numbered_lines(
     path: Path, content: Digest, longest: int, encoding: str | None = None
 ) -> Iterator[tuple[int, bytes | Fault]]:
-    """The lines of a file with their numbers from 1, as `text_streams` decodes them."""
+    """The lines of a file with their numbers from 1, without their ends, as `text_streams` decodes them."""
 
     def lines() -> Iterator[tuple[int, bytes | Fault]]:
         with unpacked(path, encoding) as stream:
@@ -202,7 +197,7 @@ def line_rows(source: Source, path: Path, names: Sequence[str], lines: Lines) ->
     if isinstance(source, JsonLinesSource):
         return jsonl_rows(names, source.id, lines)
     if isinstance(source, MosesSource):
-        return moses_rows(lines)
+        return ((line, raw if isinstance(raw, Fault) else cells([raw], ["text"])) for line, raw in lines)
     return tab_rows(path, names, lines, header=source.header)
 
 
@@ -419,12 +414,6 @@ def other_format(path: Path, head: list[str]) -> str:
 
 DELIMITERS = {",": "a comma", ";": "a semicolon", "|": "a bar"}
 """Separators of columns besides a tab; the likeliest first."""
-
-
-def moses_rows(lines: Lines) -> Iterator[Row]:
-    """A file of one sentence per line."""
-    for line, raw in lines:
-        yield line, raw if isinstance(raw, Fault) else cells([raw], ["text"])
 
 
 def jsonl_rows(names: Sequence[str], id_name: str | None, lines: Lines) -> Iterator[Row]:

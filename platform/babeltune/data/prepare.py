@@ -107,7 +107,8 @@ def prepare(
     languages = tuple(dict.fromkeys(itertools.chain(*corpus.group_languages, corpus.languages.names())))
     description = prepared_record(inputs, corpus, text_digest, teacher, teacher_rows, words)
     write = functools.partial(write_prepared, inputs, corpus, teacher, teacher_rows, languages, progress)
-    folder = build(stores, "prepared", description, write)
+    folder, aligned = build(stores, "prepared", description, write), facts_of(words) if words else {}
+    shares = corpus.contamination.plain()
     return Prepared(
         folder=str(folder),
         digest=key_of(description),
@@ -118,7 +119,7 @@ def prepare(
         teacher_dim=int(facts_of(teacher)["dim"] or 0),
         copy_anchor=sweep.teacher.target_side == "copy_anchor",
         negatives={key: str(folder / f"negatives-{key}.npy") for key, _, _ in needs.negatives},
-        counts=counts_of(corpus, words),
+        counts=dict(Counts(rows=corpus.counts, overlap=corpus.overlap, words=aligned, contamination=shares)),
         texts=len(corpus.texts),
         groups=corpus.groups,
         group_rows=tuple(histogram(corpus.pair_groups, len(corpus.groups)).tolist()),
@@ -163,13 +164,6 @@ def encode_with_teacher(
     return build_teacher_store(
         stores, sentences, teacher, exact=needs.exact, run_shards=run_shards, progress=tell
     ), rows
-
-
-def counts_of(corpus: Corpus, words: Path | None) -> dict[str, object]:
-    """The counts of the corpus; `words` is the store of the aligned words, if any."""
-    facts = facts_of(words) if words else {}
-    counts = Counts(rows=corpus.counts, overlap=corpus.overlap, words=facts, contamination=corpus.contamination.plain())
-    return dict(counts)
 
 
 def align_words(inputs: PreparationInputs, corpus: Corpus, stores: Path, progress: Progress) -> Path:

@@ -1,7 +1,6 @@
 """Watches a corpus's files while they are read: their bytes are counted, and a file that changes is refused.
 
-The readers open files by `open_file` within `unchanged`, and count by `count`. Outside of `counting_bytes`, nothing is
-counted."""
+Readers open files by `open_file` within `unchanged`, and `count`. Outside of `counting_bytes` nothing is counted."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ def open_file(path: Path) -> io.BufferedReader:
 
 @contextmanager
 def unchanged(path: Path) -> Iterator[None]:
-    """Raises `DataError` if the file changes within the block, or has changed since this corpus first read it: its
-    digest would not be that of its rows."""
+    """Raises `DataError` if the file has changed since this corpus first read it, or does so within the block."""
     meter, now = _meter.get(), version(path)
     before, cause = meter.versions.setdefault(path, now) if meter else now, None
     try:

@@ -76,12 +76,13 @@ def unit_rows(path: Path, names: Sequence[str], units: Iterable[Unit]) -> Iterat
         if isinstance(unit, Fault):
             yield line, unit
             continue
-        languages.update(dict.fromkeys(unit))
+        languages.update(dict.fromkeys(filter(None, unit)))
         texts = [text_in(unit, name) for name in names]
         seen |= {name: True for name, some in zip(names, texts, strict=True) if some}
         filled = [[text for text in some if not BLANK.fullmatch(text)] for some in texts]
         if missing := [name for name, some in zip(names, filled, strict=True) if not some]:
-            yield line, Fault("not translated", f"no text in {list_of(missing)}", "left out")
+            reason = "no xml:lang" if "" in unit else "not translated"
+            yield line, Fault(reason, f"no text in {list_of(missing)}", "left out")
             continue
         for place in range(max(map(len, filled))):
             yield line, cells([some[min(place, len(some) - 1)] for some in filled], names)
@@ -109,7 +110,7 @@ def text_in(unit: dict[str, list[str]], name: str) -> list[str]:
 
 def unit_languages(units: Iterable[Unit]) -> list[str]:
     """The languages of some units; without the region if the file has one of the language."""
-    tags = list(dict.fromkeys(tag for _, unit in units if not isinstance(unit, Fault) for tag in unit))
+    tags = list(dict.fromkeys(tag for _, unit in units if not isinstance(unit, Fault) for tag in unit if tag))
     short = [re.split("[-_]", tag)[0] for tag in tags]
     return [base if short.count(base) == 1 else tag for tag, base in zip(tags, short, strict=True)]
 
@@ -217,7 +218,8 @@ def xml_units(stream: IO[bytes], path: Path, content: Digest, longest: int) -> I
             gathered.done.clear()
         parser.close()
     except ParseError as error:
-        raise DataError(f"{path}: not XML: {error}; export the file again") from error
+        todo = "name its encoding (--encoding cp1252) if it declares another one, or " if error.code == 4 else ""
+        raise DataError(f"{path}: not XML: {error}; {todo}export the file again") from error
     except DefusedXmlException as error:
         words = f"{path} declares an entity or names another file ({type(error).__name__})"
         raise DataError(f"{words}, which may fill the memory; remove its declarations") from error

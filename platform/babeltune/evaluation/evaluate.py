@@ -69,7 +69,9 @@ def dimension(cut: Cut) -> str:
 
 def embedded(tasks: Sequence[IdTask], embed: Embed, teacher: Embed | None = None) -> Lookup:
     """The vectors of all texts of the tasks, each text encoded once by each model that has to."""
-    _check_names(tasks)
+    for name, count in Counter((task.name, task.subset) for task in tasks).items():
+        if count > 1:
+            raise DataError(f"two tasks are named {'/'.join(name)!r}; give one of them another name")
     student = _embedded(tasks, "student", embed)
     if all(task.right_model == "student" for task in tasks):
         return student
@@ -315,12 +317,6 @@ _SCORERS: dict[str, Callable[[IdTask, Lookup], Scores]] = {
     "transfer": _transfer,
     "retrieval": _retrieval,
 }
-
-
-def _check_names(tasks: Sequence[IdTask]) -> None:
-    for name, count in Counter((task.name, task.subset) for task in tasks).items():
-        if count > 1:
-            raise DataError(f"two tasks are named {'/'.join(name)!r}; give one of them another name")
 
 
 def _check_numbers(scores: Scores, lookup: Lookup) -> None:

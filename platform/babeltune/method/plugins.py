@@ -124,7 +124,9 @@ def _files_of(top: str) -> dict[str, Path]:
         for place in map(Path, spec.submodule_search_locations):
             for path in sorted(place.rglob("*")):
                 name = PurePosixPath(top, path.relative_to(place).as_posix())
-                if path.is_file() and not _is_aside(name):
+                # caches, hidden files and metadata are no part of it
+                aside = any(each == "__pycache__" or each[0] == "." or each.endswith(METADATA) for each in name.parts)
+                if path.is_file() and not aside:
                     files.setdefault(str(name), path)
     elif spec is not None and spec.has_location and spec.origin:
         files[Path(spec.origin).name] = Path(spec.origin)
@@ -188,8 +190,3 @@ def plugin_words(plugin: Distribution) -> str:
 
 def _is_metadata(path: PurePosixPath) -> bool:
     return path.parts[0].endswith(METADATA)
-
-
-def _is_aside(path: PurePosixPath) -> bool:
-    """Whether a file in a package's folder is no part of it: caches, hidden files, metadata."""
-    return any(part == "__pycache__" or part.startswith(".") or part.endswith(METADATA) for part in path.parts)

@@ -13,11 +13,12 @@ LONGEST = 4_095
 
 PLACE = "a path or name without `://`, `::` and control characters, and no longer than the system allows"
 INSIDE = f"{PLACE}, that stays inside: no scheme such as `file:`, no whole path, no `~` and no `..`"
+UNPRINTED = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, and halves of a pair of UTF-16
 
 
 def is_place(text: str) -> bool:
     """Whether the text can name a file, a folder or a hub id, and nothing else."""
-    if "://" in text or "::" in text or not all(map(_prints, text)):
+    if "://" in text or "::" in text or UNPRINTED.search(text):
         return False
     raw = text.encode()
     return len(raw) <= LONGEST and all(len(part) <= LONGEST_PART for part in raw.split(b"/"))
@@ -28,8 +29,3 @@ def is_inside(text: str) -> bool:
     path = PurePath(text)
     leads_out = path.is_absolute() or ".." in path.parts or text.startswith("~") or SCHEME.match(text)
     return is_place(text) and not leads_out
-
-
-def _prints(character: str) -> bool:
-    """Not a control character, nor half of a pair of UTF-16."""
-    return character >= " " and character != "\x7f" and not "\ud800" <= character <= "\udfff"

@@ -51,7 +51,7 @@ def folded(table: ReportTable) -> list[ReportTable]:
     return [_part(table, first, end) for first, end in itertools.pairwise(ends)]
 
 
-def _part(table: ReportTable, first: int, end: int) -> Table:
+def _part(table: ReportTable, first: int, end: int) -> ReportTable:
     places = (0, *range(first, end))
     rows = [[row[place] for place in places] for row in table.rows]
     return replace(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 from safetensors import SafetensorError
 
 from babeltune.errors import CheckpointError, StorageError
-from babeltune.files import as_new_files, draft_of, make_folders, plain, sha256_of, sync, write_whole
+from babeltune.files import append_line, as_new_files, draft_of, make_folders, plain, sha256_of, sync, write_whole
 from babeltune.schema.base import from_plain
 from babeltune.schema.records import Objective, Report
 from babeltune.stages import Stage
@@ -163,7 +163,8 @@ def last_stopped(trial_folder: Path) -> Path:
 
 
 def read_reports(trial_folder: Path) -> list[Report]:
-    """The trial's reports in order; a line cut off by a crash and what follows it are ignored."""
+    """The trial's reports in order. A line that a crash cut off is passed over, and so is a report that stands there
+    already: a worker of an earlier driver may add it late."""
     path = trial_folder / REPORTS
     reports: list[Report] = []
     if not path.exists():
@@ -172,7 +173,7 @@ def read_reports(trial_folder: Path) -> list[Report]:
         try:
             report = from_plain(Report, json.loads(line))
         except (ValueError, TypeError, KeyError):
-            break
+            continue
         if report.index == len(reports) + 1:
             reports.append(report)
     return reports
@@ -182,8 +183,15 @@ def read_report(trial_folder: Path, index: int) -> Report | None:
     """One of the trial's reports; None if the folder does not have it."""
     with suppress(OSError, ValueError, TypeError, KeyError, IndexError):
         report = from_plain(Report, json.loads((trial_folder / REPORTS).read_bytes().splitlines()[index - 1]))
-        return report if report.index == index else None
-    return None
+        if report.index == index:
+            return report
+    return next((each for each in read_reports(trial_folder) if each.index == index), None)
+
+
+def add_report(trial_folder: Path, report: Report) -> None:
+    """Appends the trial's next report. So a late worker undoes nothing, even if no lock keeps it out."""
+    make_folders(trial_folder)
+    append_line(trial_folder / REPORTS, json.dumps(plain(report), ensure_ascii=False).encode())
 
 
 def write_reports(trial_folder: Path, reports: list[Report]) -> None:
@@ -240,10 +248,11 @@ def _signed(report: Report, objective: Objective) -> float:
 
 
 def prune_checkpoints(trial_folder: Path, keep: set[int]) -> None:
-    """Leaves only the checkpoints of these reports: the one that a stop left goes, and what crashed writers left."""
+    """Leaves the checkpoints of these reports: the one that a stop left goes, and what crashed writers left. Those of
+    later reports stay: they may be of another driver's worker, which took the trial over."""
     parent, folders = trial_folder / "checkpoints", {checkpoint_folder(trial_folder, index) for index in keep}
     for path in parent.iterdir() if parent.exists() else ():
-        if path not in folders:
+        if path not in folders and not (path.name.isdigit() and int(path.name) > max(keep)):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -31,6 +31,7 @@ from babeltune.training.build import make_steps, token_set
 from babeltune.training.checkpoint import (
     PROGRESS,
     Guard,
+    add_report,
     best_report,
     checkpoint_folder,
     is_good,
@@ -39,6 +40,7 @@ from babeltune.training.checkpoint import (
     load_checkpoint,
     optimizer_tensors,
     prune_checkpoints,
+    read_reports,
     read_state,
     restore_optimizer,
     save_checkpoint,
@@ -134,6 +136,7 @@ class TrialTrainer:
         """Puts back the newest good checkpoint; returns the reports made up to it."""
         self.see_the_same()
         reports = last_good(self.folder)
+        self.goes_back = len(reports) < len(read_reports(self.folder))  # as their checkpoints are damaged
         checkpoint = last_stopped(self.folder)
         cut = is_good(checkpoint)
         if not cut or read_state(checkpoint)["reports"] != len(reports):
@@ -197,7 +200,11 @@ class TrialTrainer:
         self.write(checkpoint_folder(self.folder, report.index), state)
         best = best_report(self.reports, *self.trial.objectives)
         with self.guard():
-            write_reports(self.folder, self.reports)
+            if self.goes_back:
+                write_reports(self.folder, self.reports)
+            else:
+                add_report(self.folder, report)
+            self.goes_back = False
             prune_checkpoints(self.folder, {report.index, best.index if best else report.index})
 
     def save_interval(self, interval: Interval) -> None:

@@ -19,10 +19,11 @@ import pytest
 from babeltune.apps.own_files.init import InitOptions, init
 from babeltune.apps.own_files.languages import alpha3, code_in
 from babeltune.apps.own_files.proposal import MachineFacts
-from babeltune.apps.own_files.rows import collect
+from babeltune.apps.own_files.rows import collect, source_of
 from babeltune.apps.own_files.tables import read_table
 from babeltune.cli.own_files import columns_of
 from babeltune.data.corpus import build_corpus
+from babeltune.data.sources import read_source
 from babeltune.data.text_keys import text_key
 from babeltune.errors import BabeltuneError, DataError
 from babeltune.planning.space import make_trial
@@ -227,6 +228,55 @@ def test_every_format_is_read_without_a_word_about_it(form, make, text):
     assert set(result.splits) == {"fra-eng"}
     assert sum(result.splits["fra-eng"].values()) == ROWS
     read_sweep(result.path, reachable=True)
+
+
+def comma_separated(folder, rows):
+    put(folder / "rows.csv", [("fr", "en"), *rows], ";", "cp1252", csv.QUOTE_MINIMAL)
+    return ["rows.csv"]
+
+
+def workbook(folder, rows):
+    xlsx(folder / "rows.xlsx", sheet=[("fr", "en"), *(tuple(map(escape, row)) for row in rows)])
+    return ["rows.xlsx"]
+
+
+def memory(folder, rows):
+    unit = '<tu><tuv xml:lang="fr"><seg>{}</seg></tuv><tuv xml:lang="en"><seg>{}</seg></tuv></tu>'
+    units = "".join(unit.format(*map(escape, row)) for row in rows)
+    (folder / "rows.tmx").write_text(f'<tmx version="1.4"><body>{units}</body></tmx>', encoding="utf-8")
+    return ["rows.tmx"]
+
+
+def xliff(folder, rows):
+    unit = "<trans-unit><source>{}</source><target>{}</target></trans-unit>"
+    units = "".join(unit.format(*map(escape, row)) for row in rows)
+    file = f'<file source-language="fr" target-language="en"><body>{units}</body></file>'
+    (folder / "rows.xlf").write_text(f'<xliff version="1.2">{file}</xliff>', encoding="utf-8")
+    return ["rows.xlf"]
+
+
+def catalogue(folder, rows):
+    head = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n"Language: en\\n"\n\n'
+    units = "".join(f"msgid {json.dumps(a, ensure_ascii=False)}\nmsgstr {json.dumps(b)}\n\n" for a, b in rows)
+    (folder / "rows.po").write_text(head + units, encoding="utf-8")
+    return ["rows.po"]
+
+
+@pytest.mark.parametrize("form", [jsonl, columnar, packed, excel, comma_separated, workbook, memory, xliff, catalogue])
+def test_what_init_looks_at_is_what_a_sweep_reads(form, make, text):
+    rows = [*pairs(text, "fra", "eng")[:50], ('Il a dit "oui" ; rien.', 'He said "yes"; nothing.')]
+    (file,) = form(make.folder, rows)
+    table = read_table(str(make.folder / file))
+    names = table.columns[-2:]
+    read = read_source(source_of(table, dict(zip(("fra", "eng"), names, strict=True))), make.folder, others={})
+    assert list(zip(*read.columns.values(), strict=True)) == rows
+    assert list(table.only(*names).sample) == rows, "the encoding, quotation marks and columns are those of the sweep"
+
+
+@pytest.mark.parametrize("first", [("[Musique douce]", "[Soft music]"), (r"{\an8}Bonjour", r"{\an8}Good morning")])
+def test_a_first_line_in_brackets_is_text_and_no_json(make, text, first):
+    files = moses(make.folder, [first, *pairs(text, "fra", "eng")])
+    assert sum(make(*files).splits["fra-eng"].values()) == ROWS + 1
 
 
 def test_a_table_of_three_languages_is_one_set(make, text):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babeltune.sweep.state.log import LEDGER, SweepLog
+from babeltune.sweep.state.log import LEDGER, Ledger, SweepLog, append_event
 from babeltune.sweep.state.messages import ENDED, ENDS
 
 NUMBERS = st.integers(0, 3)
@@ -75,3 +75,20 @@ def test_any_prefix_of_a_ledger_is_a_sweep_and_what_has_happened_stays(ledger, b
         assert trial["logged"].items() <= then[number]["logged"].items(), "a report is what it was at first"
         assert trial["state"] not in ENDED or then[number]["state"] in ENDED, "a trial ends for good"
         assert (trial["end"] is None) == (trial["state"] not in ENDED)
+
+
+def test_a_line_that_an_overtaken_driver_wrote_late_does_not_count(tmp_path):
+    path = tmp_path / LEDGER
+    append_event(path, "propose", 1, number=0, params={"by": "first"})
+    append_event(path, "continue", 2)  # the second driver has the sweep
+    late = Ledger(path, 1, mend=False)
+    late.add("propose", 1, params={"by": "late"})
+    log = SweepLog(path).follow()
+    assert {number: trial.params for number, trial in log.trials.items()} == {0: {"by": "first"}}
+    second = Ledger(path, 2)
+    second.add("propose", 1, params={"by": "second"})
+    late.add("end", 1, state="FAIL", values=None)
+    for reader in (log.follow(), SweepLog(path).follow()):
+        assert {number: trial.params["by"] for number, trial in reader.trials.items()} == {0: "first", 1: "second"}
+        assert reader.ended == 0
+    assert [line["params"]["by"] for line in Ledger(path, 3).lines] == ["first", "second"]

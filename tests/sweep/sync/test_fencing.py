@@ -35,20 +35,30 @@ from babeltune.sweep.state.fencing import (
     DrivenError,
     FileLease,
     FolderFence,
+    HeldLease,
     Lease,
     LeaseExpiredError,
     OvertakenError,
     acquire,
+    written_under,
 )
-from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.log import LEDGER
+from babeltune.sweep.state.folder import SweepFolder, add_to_ledger
+from babeltune.sweep.state.log import LEDGER, Ledger, log_of
 from babeltune.sweep.sync import driver as driver_module
 from babeltune.sweep.sync import leased_folder
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.fencing import BucketLease, trial_fence
 from babeltune.sweep.sync.view import latest_names
 from babeltune.sweep.sync.worker import pull_trial, push_trial
-from babeltune.training.checkpoint import MANIFEST, REPORTS, checkpoint_folder, last_good, read_reports
+from babeltune.training.checkpoint import (
+    MANIFEST,
+    REPORTS,
+    add_report,
+    checkpoint_folder,
+    last_good,
+    prune_checkpoints,
+    read_reports,
+)
 from waiting import PATIENCE_S, wait_until
 
 SWEEP = "sweeps/s"
@@ -204,7 +214,7 @@ def a_report(index: int, by: str) -> Report:
     return Report(index=index, step=index, pairs=index, seconds=0.0, metrics={"dev/x": 0.5}, facts={"by": by})
 
 
-def add_report(folder: Path, by: str) -> None:
+def make_report(folder: Path, by: str) -> None:
     """The next report and its checkpoint, without waiting for the disk."""
     reports = read_reports(folder)
     index = len(reports) + 1
@@ -448,7 +458,7 @@ class OnABucket(TwoDrivers):
                 if not pulled:
                     pull_trial(mirror, folder)
                 pulled = True
-                add_report(folder, began) if len(last_good(folder)) < 9 else None
+                make_report(folder, began) if len(last_good(folder)) < 9 else None
                 push_trial(mirror, folder)
             except ObjectStoreError:
                 continue
@@ -467,15 +477,37 @@ class OnABucketThatListsLate(OnABucket):
 
 
 class OnAFolder(TwoDrivers):
-    """Both machines see one folder."""
+    """Both machines see one folder. Its driver proposes trials, and its worker reports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proposed: dict[int, str] = {}  # trials that were proposed under the lease, and by which driver
 
     def stored(self, name: str) -> list[bytes]:
-        path = self.place / "trials" / "t0000" / name if name == REPORTS else self.place / name
-        return path.read_bytes().splitlines() if path.exists() else []
+        return self.lines(read_reports(self.trial)) if name == REPORTS else []
+
+    def lines(self, reports: list[Report]) -> list[bytes]:
+        return [json.dumps(plain(report)).encode() for report in reports]
+
+    @property
+    def trial(self) -> Path:
+        return self.place / "trials" / "t0000"
 
     def lease(self) -> bytes | None:
         path = self.place / OWNER
         return path.read_bytes() if path.exists() else None
+
+    @invariant()
+    def the_log_has_each_trial_as_it_was_proposed(self) -> None:
+        trials = log_of(self.place).trials
+        assert {number: trials[number].params for number in self.proposed} == {
+            number: {"by": began} for number, began in self.proposed.items()
+        }
+
+    @invariant()
+    def the_last_report_has_its_checkpoint(self) -> None:
+        last = len(self.acknowledged[REPORTS])
+        assert not last or checkpoint_folder(self.trial, last).exists(), f"of {last} reports the last one has none"
 
     def drive(self, machine: Driver, process: Process, began: str) -> None:
         clock = self.clock(machine, process)
@@ -484,32 +516,57 @@ class OnAFolder(TwoDrivers):
             held = acquire(record, Lease(host=machine.name), clock=clock)
         except DrivenError:
             return
-        machine.worker = self.process(lambda worker: self.train(worker, held.token, began))
-        while True:
-            clock.wait(5.0)
-            try:
+        folder = SweepFolder(self.place, guard=partial(self.write, process, record, held))
+        try:
+            add_to_ledger(folder, "continue")
+            with folder.guard() as token:
+                ledger = Ledger(self.place / LEDGER, token)
+            machine.worker = self.process(lambda worker: self.train(worker, held.token, began))
+            while True:
+                clock.wait(5.0)
                 held.renew()
                 process.point()
                 held.refuse_if_late()
-            except (LeaseExpiredError, OvertakenError):
-                return
+                number = 1 + max((line["number"] for line in ledger.lines), default=-1)
+                with folder.guard():
+                    ledger.add("propose", number, params={"by": began})
+                    if self.token() == held.token:
+                        assert self.proposed.setdefault(number, began) == began, "two drivers proposed one trial"
+        except (LeaseExpiredError, OvertakenError, DrivenError):
+            return
+
+    @contextmanager
+    def write(self, process: Process, record: FileLease, held: HeldLease) -> Iterator[int]:
+        with written_under(record, held) as token:
+            process.point()  # a pause between the check and the write
+            yield token
 
     def train(self, process: Process, token: int, began: str) -> None:
-        folder = self.place / "trials" / "t0000"
         fence = FolderFence(self.place, token) if self.fenced else nullcontext
-        reports = read_reports(folder)
+        reports = read_reports(self.trial)
         while len(reports) < 40:
             process.point()
-            reports.append(a_report(len(reports) + 1, began))
-            lines = [json.dumps(plain(report)).encode() for report in reports]
+            reports.append(a_report(len(reports) + 1, self.author(began)))
             try:
                 with fence():
                     process.point()  # a pause between the check and the write
-                    folder.mkdir(parents=True, exist_ok=True)
-                    (folder / REPORTS).write_bytes(b"".join(line + b"\n" for line in lines))
+                    checkpoint_folder(self.trial, len(reports)).mkdir(parents=True, exist_ok=True)
+                    add_report(self.trial, reports[-1])
+                    prune_checkpoints(self.trial, {len(reports)})
             except (FencedError, SweepError):
                 return
-            self.acknowledge(REPORTS, lines)
+            self.acknowledge(REPORTS, self.lines(reports))
+
+    def author(self, began: str) -> str:
+        return began
+
+
+class OnAFolderWithoutLocks(OnAFolder):
+    """Two machines mount one folder, and neither sees the other's locks: a process may sleep between a check and its
+    write. A trial that two workers train makes the same reports, bit for bit."""
+
+    def author(self, began: str) -> str:
+        return "either"
 
 
 FEW = settings(max_examples=60, stateful_step_count=25, deadline=None, derandomize=True, database=None)
@@ -517,16 +574,18 @@ FIRST = settings(FEW, max_examples=300, phases=[Phase.generate], report_multiple
 
 
 @pytest.fixture
-def in_steps(monkeypatch):
+def in_steps(monkeypatch, request):
     """A process makes one request at a time, and none by a clock that the model does not set."""
     monkeypatch.setattr(packages, "AT_ONCE", 1)
     monkeypatch.setattr(leased_folder, "renewed", lambda _: nullcontext())
     monkeypatch.setattr(driver_module, "RENEWAL_INTERVAL_S", PATIENCE_S)
     monkeypatch.setattr(fencing, "ANSWER_S", PATIENCE_S)
+    if getattr(request.node, "callspec", None) and request.node.callspec.params.get("storage") is OnAFolderWithoutLocks:
+        monkeypatch.setattr(FileLease, "_lock", lambda *_: None)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", [OnABucket, OnABucketThatListsLate, OnAFolder])
+@pytest.mark.parametrize("storage", [OnABucket, OnABucketThatListsLate, OnAFolder, OnAFolderWithoutLocks])
 def test_no_report_is_lost_whatever_happens_to_two_drivers(storage, in_steps):
     run_state_machine_as_test(storage, settings=FEW)
 
@@ -564,7 +623,7 @@ def test_a_driver_that_stands_still_while_it_takes_over_harms_no_later_one(after
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", [OnABucket, OnABucketThatListsLate, OnAFolder])
+@pytest.mark.parametrize("storage", [OnABucket, OnABucketThatListsLate, OnAFolder, OnAFolderWithoutLocks])
 def test_what_an_overtaken_driver_and_its_worker_write_for_an_hour_changes_nothing(storage, in_steps):
     model = storage()
     try:

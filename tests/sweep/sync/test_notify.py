@@ -67,6 +67,18 @@ def send(*notices, event="end"):
     notify(Cluster(name="here", notify=notices), event, "x-1", TEXT)
 
 
+def test_a_webhook_without_its_address_is_said_before_the_work_begins(monkeypatch, caplog):
+    monkeypatch.delenv("HOOK", raising=False)
+    mail = Mail(server="smtp.x:25", sender="a@x.org", to=("b@x.org",), user="a", password_env="ABSENT")
+    cluster = Cluster(notify=(Notice(url_env="HOOK"), Notice(email=mail), Notice(command=("true",))))
+    with failures_notified(cluster, "sweep", "x-1"):
+        assert [message.partition(" cannot be notified: ")[0] for message in caplog.messages] == [
+            "the webhook of HOOK",
+            cluster.notify[1].place,
+        ]
+        assert "HOOK" in caplog.messages[0].partition(": ")[2]
+
+
 @pytest.mark.usefixtures("caplog")
 def test_each_form_is_what_its_reader_takes(webhook):
     _, bodies = webhook

@@ -11,14 +11,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from babeltune.errors import storage_refusals
-from babeltune.files import write_json
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.driver.mlflow_reader import track
 from babeltune.sweep.driver.recorder import INTERRUPTED_WAIT_S, close_tracker
 from babeltune.sweep.state.fencing import DrivenError
-from babeltune.sweep.state.folder import LABELS, REQUESTS, SweepFolder
+from babeltune.sweep.state.folder import LABELS, REQUESTS, SweepFolder, add_to_ledger
 from babeltune.sweep.state.lease import folder_lease, only_driver
-from babeltune.sweep.state.log import LEDGER, SweepLog, append_event, log_of
+from babeltune.sweep.state.log import SweepLog, log_of
 from babeltune.sweep.state.stored import may_be_driven
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.view import StorageView
@@ -43,10 +42,9 @@ def take_requests(folder: SweepFolder) -> None:
 
 def add_event(folder: SweepFolder, event: str, **facts: object) -> None:
     """Adds an event of the sweep to the ledger. A label is in `labels.json`, too."""
-    with folder.guard():
-        append_event(folder.path / LEDGER, event, **facts)
-        if event == "label":
-            write_json(folder.path / LABELS, log_of(folder.path).labels)
+    add_to_ledger(folder, event, **facts)
+    if event == "label":
+        folder.write(LABELS, log_of(folder.path).labels)
 
 
 def change(

@@ -74,7 +74,7 @@ class MlflowReader:
         self._sweep: Sweep
         self._open: dict[int, _OpenTrial] = {}
         self._ended_last: int | None = None
-        self._began_ms = 0
+        self._began_ms, self._late = 0, False  # late: an overtaken driver wrote the latest line, which does not count
         self._summarized_ms, self._summary_due = 0, False
         self._waits: tuple[int, int, float] | None = None
         """The trial and the report whose points are on their way, and since when, by the monotonic clock."""
@@ -83,6 +83,9 @@ class MlflowReader:
         """Takes the line into account."""
         event = cast("LedgerLine", line)
         kind, now = event["event"], event.get("time_ms", 0)
+        self._late = event.get("token", self._log.token) < self._log.token
+        if self._late:
+            return
         if self._ended_last is not None:
             self._open.pop(self._ended_last, None)
         self._ended_last = event["number"] if kind == "end" else None
@@ -112,7 +115,7 @@ class MlflowReader:
     def events(self, line: JsonObject) -> list[Event] | None:
         """The events of the line; None if the points of a report are not here yet."""
         event = cast("LedgerLine", line)
-        if not self._log.submissions:
+        if self._late or not self._log.submissions:
             return []
         if (of_line := self._events_of(event)) is None:
             return None

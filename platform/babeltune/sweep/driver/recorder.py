@@ -17,9 +17,8 @@ from babeltune.schema.records import Report, Scalar, Sweep
 from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.search.tune_searcher import Event
 from babeltune.sweep.state.fencing import OvertakenError
-from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.folder import SweepFolder, add_to_ledger
 from babeltune.sweep.state.leaderboard import trial_row
-from babeltune.sweep.state.log import LEDGER, append_event
 from babeltune.sweep.state.messages import ENDED, Holder, State, Submission, TrialEnd, TrialOutcome
 from babeltune.sweep.state.provenance import environment_facts
 from babeltune.sweep.sync.audit import accountable
@@ -71,8 +70,7 @@ class Recorder:
         self.complete = False  # whether the sweep ended with all of its trials
 
     def __enter__(self) -> Recorder:
-        with self.folder.guard():
-            append_event(self.folder.path / LEDGER, "submit", **self._submission())
+        add_to_ledger(self.folder, "submit", **self._submission())
         if self.policy is not None:
             self.policy.catch_up()
         return self
@@ -107,14 +105,12 @@ class Recorder:
         stopped = isinstance(raised, KeyboardInterrupt) or (raised is None and not self.complete)
         with contextlib.suppress(OSError):  # a storage that refuses is what it ended with
             for number in sorted(self.open):
-                with self.folder.guard():
-                    append_event(self.folder.path / LEDGER, "stop", number=number)
+                add_to_ledger(self.folder, "stop", number=number)
                 self.end(number, "stopped", TrialEnd("stopped"))
             if self.policy is not None:
                 self.policy.catch_up()
-            with self.folder.guard():
-                state = "stopped" if stopped else "finished" if raised is None else "failed"
-                append_event(self.folder.path / LEDGER, "leave", state=state)
+            state = "stopped" if stopped else "finished" if raised is None else "failed"
+            add_to_ledger(self.folder, "leave", state=state)
         wait_s = INTERRUPTED_WAIT_S if isinstance(raised, KeyboardInterrupt) else FINAL_WAIT_S
         close_tracker(self.tracker, self.folder, wait_s)
 

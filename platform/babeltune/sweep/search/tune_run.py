@@ -223,8 +223,8 @@ def search(
     Raises `SweepError` when the budget's share of the trials has
     failed, and whatever a callback raised."""
     os.environ.update(ENVIRONMENT)
-    with stop.guard():
-        ledger, warm = Ledger(folder / LEDGER), warm_trials(folder, sweep, suggest)
+    with stop.guard() as token:
+        ledger, warm = Ledger(folder / LEDGER, token), warm_trials(folder, sweep, suggest)
     proposals = Proposals(sweep, suggest, warm, ledger.lines)
     scheduler = scheduler_for(sweep, pool.dispatcher)
     running = proposals.trials(TrialState.RUNNING)

@@ -341,12 +341,12 @@ class FileLease:
 
 
 @contextlib.contextmanager
-def written_under(record: FileLease, lease: HeldLease) -> Iterator[None]:
-    """Within the block a driver writes to the sweep's folder under its lease."""
+def written_under(record: FileLease, lease: HeldLease) -> Iterator[int]:
+    """Within the block a driver writes to the sweep's folder under its lease, with this token."""
     lease.before_write()
     with record.locked():
         lease.check()
-        yield
+        yield lease.token
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from babeltune.planning.recorded import sweep_from, sweep_id
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.schema.trial_names import trial_name, trial_number
 from babeltune.sweep.state.fencing import OWNER
-from babeltune.sweep.state.log import log_of
+from babeltune.sweep.state.log import LEDGER, append_event, log_of
 from babeltune.sweep.state.rebuild import damage, read_json, rebuilt
 
 log = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ REQUESTS = "requests"
 """The folder of events that other processes ask the sweep's driver to add to the ledger, a file each."""
 RATES = "rates.json"
 """The rates by which `training.compute` counts, if the sweep file has none: `{"rates": [operations, bytes]}`."""
-Guard = Callable[[], AbstractContextManager[None]]
-"""Within it this process may write to a sweep's folder. It raises what forbids that."""
+Guard = Callable[[], AbstractContextManager[int | None]]
+"""Within it this process may write to a sweep's folder, under this fencing token. It raises what forbids that."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,12 @@ class SweepFolder:
             if (copy := self.path / "conditions" / str(condition) / self.prepared.name).exists():
                 return copy
         return self.prepared
+
+
+def add_to_ledger(folder: SweepFolder, event: str, **facts: object) -> None:
+    """Adds an event to the sweep's ledger, under its driver's lease."""
+    with folder.guard() as token:
+        append_event(folder.path / LEDGER, event, token, **facts)
 
 
 def condition_of(number: int, history: Sequence[Mapping[str, Any]]) -> int:

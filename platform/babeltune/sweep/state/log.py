@@ -53,7 +53,7 @@ REQUIRED_KEYS = {
 """Keys that each event must have."""
 OF_SWEEP = ("submit", "accept", "leave", "label", "pause", "continue")
 """Events of the sweep, which the search does not ask for."""
-FOR_READERS = ("metrics", "facts", "time_ms")  # keys of a line of the ledger that only `log.py` reads
+FOR_READERS = ("metrics", "facts", "time_ms", "token")  # keys of a line of the ledger that only `log.py` reads
 
 
 @dataclass(slots=True)
@@ -92,6 +92,7 @@ class SweepLog:
         self._forget()
 
     def _forget(self) -> None:
+        self.token = 0  # of the latest driver
         self.trials: dict[int, LoggedTrial] = {}
         self.submissions: list[Submission] = []  # the sweep at each submission, the first first
         self.accepted: list[JsonObject] = []
@@ -136,7 +137,10 @@ class SweepLog:
                 continue
 
     def take(self, line: LedgerLine) -> None:
-        """Folds the next line in."""
+        """Folds the next line in, unless it is late."""
+        if line.get("token", self.token) < self.token:
+            return
+        self.token = line.get("token", self.token)
         if line["event"] in OF_TRIALS:
             self._take_of_trial(line)
         elif line["event"] == "submit" and Submission.__required_keys__ <= line.keys():
@@ -224,11 +228,13 @@ def _time_of(report: Report) -> dict[str, int]:
     return {"time_ms": trained[-1]} if trained else {}
 
 
-def append_event(path: Path, event: str, **facts: object) -> LedgerLine:
-    """Appends one line to the ledger, on disk before it returns."""
+def append_event(path: Path, event: str, token: int | None = None, **facts: object) -> LedgerLine:
+    """Appends one line to the ledger, on disk before it returns. `token` is the driver's. Where file locks do not hold,
+    a driver that was overtaken may write a line late: it stands after one with a higher token, and does not count."""
+    fence = {} if token is None else {"token": token}
     time_ms = facts.pop("time_ms", time.time_ns() // 1_000_000)
     # The time ends the line: by its last bytes a reader sees whether the file is still the one that it has read.
-    line = cast("LedgerLine", {"event": event, **facts, "time_ms": time_ms})
+    line = cast("LedgerLine", {"event": event, **fence, **facts, "time_ms": time_ms})
     append_line(path, json.dumps(line).encode())
     return line
 
@@ -236,9 +242,9 @@ def append_event(path: Path, event: str, **facts: object) -> LedgerLine:
 class Ledger:
     """`results.jsonl`: what happened, in order. The driver moves all after an invalid line to a file beside it."""
 
-    def __init__(self, path: Path, *, mend: bool = True) -> None:
-        """Without `mend` the file is only read: it may be another driver's."""
-        self._path = path
+    def __init__(self, path: Path, token: int | None = None, *, mend: bool = True) -> None:
+        """`token` is that of its driver. Without `mend` the file is only read: it may be another driver's."""
+        self._path, self._token, self._latest = path, token, 0
         self.lines: list[LedgerLine] = []
         self._reports: dict[int, list[LedgerLine]] = {}
         self._params: dict[int, dict[str, Scalar]] = {}
@@ -260,7 +266,7 @@ class Ledger:
 
     def add(self, event: str, number: int, **facts: object) -> None:
         """Appends one line about a trial, on disk before it returns."""
-        self._remember(append_event(self._path, event, number=number, **facts))
+        self._remember(append_event(self._path, event, self._token, number=number, **facts))
 
     def add_report(self, number: int, report: Report, values: list[float]) -> None:
         """Appends a trial's report, with its objectives. Its points stay in the trial's folder."""
@@ -283,7 +289,8 @@ class Ledger:
     def _remember(self, line: LedgerLine) -> None:
         if missing := [name for name in REQUIRED_KEYS.get(line["event"], ()) if name not in line]:
             raise KeyError(missing[0])
-        if line["event"] in OF_SWEEP:
+        self._latest = max(self._latest, line.get("token", 0))
+        if line["event"] in OF_SWEEP or line.get("token", self._latest) < self._latest:
             return
         number = line["number"]
         if line["event"] == "propose":

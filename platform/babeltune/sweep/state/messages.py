@@ -131,6 +131,7 @@ class LedgerLine(TypedDict, total=False):
     has the trial, at first or again. `stop`: it was stopped, to be resumed. `give_up`: the sweep ended for the failures
     of some `trials`. `leave`: the driver ends. `label`: users name the sweep or say something of it (`Labels`).
     `pause`: a trial, or the whole sweep, gives its worker group back until `continue`."""
+    token: int  # the fencing token of the driver that wrote it, if the sweep has a lease in its folder
     number: int  # the trial's. Events of the sweep have none, such as the `pause` of a whole sweep.
     time_ms: int  # when it happened, as milliseconds since 1970
     params: dict[str, Scalar]

@@ -25,8 +25,8 @@ from babeltune.planning.rules import kind_of
 from babeltune.schema.base import from_plain
 from babeltune.schema.records import Sweep
 from babeltune.schema.trial_names import trial_name, trial_number
-from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.log import LEDGER, append_event, log_of
+from babeltune.sweep.state.folder import SweepFolder, add_to_ledger
+from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.messages import Accepted
 
 TAKEN_AT_THE_START = ("name", "objectives", "sampler.points", "sampler.warm_start")
@@ -114,8 +114,7 @@ def check_unchanged(folder: SweepFolder, facts: dict[str, object], *, accept: bo
         "spec": None if spec is None else plain(spec),
         "facts": plain(new_facts),
     }
-    with folder.guard():
-        append_event(folder.path / LEDGER, "accept", **accepted)
+    add_to_ledger(folder, "accept", **accepted)
     folder.note("accepted: " + "; ".join(map(str, changed)))
     finish_accepting(folder)
 

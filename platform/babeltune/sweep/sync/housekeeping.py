@@ -100,20 +100,15 @@ def _replaced(entries: Mapping[str, Entry]) -> set[str]:
     return older
 
 
-def _cut_off(view: StorageView, before: float) -> Iterator[rules.Removal]:
-    for draft in sorted((view.folder / PULLING).glob("*")):
-        if draft.stat().st_mtime < before:
-            yield rules.Removal(draft, "a copy from the bucket that was cut off", rules.size_of(draft))
-
-
 def mirror_removals(mirror: Mirror, *, older_s: float) -> Iterator[rules.Removal]:
     """Removals of files that this machine's mirror has not used for this time and can bring again from the bucket.
 
     Sweeps that another machine went on with are there, too: the bucket has the newer state."""
     before = time.time() - older_s
-    for aside in sorted((mirror.folder / SUPERSEDED).glob("*")):
+    left = {SUPERSEDED: "a sweep that another machine went on with", PULLING: "a copy from the bucket that was cut off"}
+    for aside in (each for name in left for each in sorted((mirror.folder / name).glob("*"))):
         if aside.stat().st_mtime < before:
-            yield rules.Removal(aside, "a sweep that another machine went on with", rules.size_of(aside))
+            yield rules.Removal(aside, left[aside.parent.name], rules.size_of(aside))
     notes, storage = mirror.folder / MANIFESTS, BucketStorage(mirror)
     may_run = cache(partial(may_be_driven, storage))
     for note in sorted(notes.rglob("*.json")) if notes.is_dir() else ():
@@ -146,7 +141,6 @@ def everything(view: StorageView, *, older_s: float, top: int | None = None) -> 
         bucket_removals(view, older_s=older_s, top=top),
         rules.scratch(view.storage, before),
         rules.left_drafts(view.folder, before),
-        _cut_off(view, before),
         mirror_removals(view.mirror, older_s=older_s),
     )
     return list(removals)

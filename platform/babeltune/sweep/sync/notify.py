@@ -43,7 +43,16 @@ def notify(cluster: Cluster, event: Event, subject: str, text: str) -> None:
 
 @contextmanager
 def failures_notified(cluster: Cluster, what: str, subject: str) -> Iterator[None]:
-    """Tells of an error or Ctrl-C that ends the block, unless another driver runs the sweep. `what` begins the text."""
+    """Tells of an error or Ctrl-C that ends the block, unless another driver runs the sweep. `what` begins the text.
+    Who cannot be notified then, for want of an address or a password, is said at once."""
+    for notice in cluster.notify:
+        try:
+            if notice.email is not None and notice.email.user is not None:
+                notice.email.password()
+            elif notice.email is None and notice.command is None:
+                notice.address()
+        except SpecError as error:
+            log.warning("%s cannot be notified: %s", notice.place, error)
     try:
         yield
     except BaseException as error:
