@@ -22,6 +22,7 @@ from babeltune.sweep.state.progress import sweep_document
 from babeltune.sweep.state.provenance import (
     Change,
     accepted_lines,
+    check_text,
     check_unchanged,
     code_digest,
     code_of_sweeps,
@@ -51,6 +52,17 @@ def file(copied, tmp_path):
     sweep = replace(sweep, budget=replace(sweep.budget, trials=5, workers=1))
     path.write_text(spec_yaml(sweep), encoding="utf-8")
     return path
+
+
+def test_text_that_changed_is_refused_by_its_source_before_it_is_encoded(copied):
+    _, folder, _ = copied
+    digests = json.loads(folder.prepared.read_bytes())["digests"]
+    source = next(iter(digests))
+    check_text(folder, digests)
+    with pytest.raises(SweepError, match=rf"(?s)other settings, code, packages or data:\n  data\.{source}: .*\nits"):
+        check_text(folder, digests | {source: "0" * 64})
+    folder.prepared.unlink()
+    check_text(folder, digests | {source: "0" * 64})
 
 
 def test_a_difference_names_its_key_path_and_both_values():

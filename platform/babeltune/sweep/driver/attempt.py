@@ -33,7 +33,7 @@ from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.log import log_of
 from babeltune.sweep.state.messages import ENDED, TrialAssignment, TrialOutcome
 from babeltune.sweep.state.progress import SweepProgress
-from babeltune.sweep.state.provenance import check_unchanged
+from babeltune.sweep.state.provenance import check_text, check_unchanged
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.workers.autoscaling import nodes_asked
 from babeltune.sweep.workers.connection import connected
@@ -117,6 +117,8 @@ class SweepRun:
     def _read(self, shards: RunShards | None) -> Corpus:
         """The clean corpus, after what `plan` says of its text. With `shards` the nodes share the work."""
         corpus = read_corpus(self.sweep, self.folder.path.parents[1], self.report_progress, shards)
+        if not self.accept:
+            check_text(self.folder, corpus.digests)
         for words in about_text(self.sweep, corpus):
             self.progress.note(f"warning: {words}")
         return corpus

@@ -12,7 +12,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -90,12 +90,7 @@ def check_unchanged(folder: SweepFolder, facts: dict[str, object], *, accept: bo
     if of_spec and sweep is not None:
         _refuse_unfit(folder, sweep, of_spec)
     if changed and not accept:
-        raise SweepError(
-            f"sweep {folder.id} began with other settings, code, packages or data:\n"
-            + "\n".join(f"  {change}" for change in changed)
-            + "\nits finished trials would not compare with new ones; go back to what it began with, submit a new "
-            "sweep under another name, or pass --accept-changes"
-        )
+        raise _changed_since(folder, changed)
     if not changed:
         folder.write("facts.json", {**recorded, **facts})
         return
@@ -117,6 +112,24 @@ def check_unchanged(folder: SweepFolder, facts: dict[str, object], *, accept: bo
     add_to_ledger(folder, "accept", **accepted)
     folder.note("accepted: " + "; ".join(map(str, changed)))
     finish_accepting(folder)
+
+
+def check_text(folder: SweepFolder, digests: Mapping[str, str]) -> None:
+    """Refuses text that is not what the sweep began with, before a teacher encodes it.
+
+    Raises `SweepError` that names the sources and sets that differ."""
+    recorded = (folder.read(folder.prepared.name) or {}).get("digests", digests)
+    if changes := differences({"data": recorded}, {"data": digests}):
+        raise _changed_since(folder, changes)
+
+
+def _changed_since(folder: SweepFolder, changes: Sequence[Change]) -> SweepError:
+    return SweepError(
+        f"sweep {folder.id} began with other settings, code, packages or data:\n"
+        + "\n".join(f"  {change}" for change in changes)
+        + "\nits finished trials would not compare with new ones; go back to what it began with, submit a new "
+        "sweep under another name, or pass --accept-changes"
+    )
 
 
 def finish_accepting(folder: SweepFolder) -> None:
