@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -185,14 +185,25 @@ def faults_of(path: str, source: str) -> list[Fault]:
     return list(avoided_phrases(path, 1, comments))
 
 
+def shared_names(sources: Mapping[str, str]) -> Iterator[Fault]:
+    """A fault for each public class whose name another module's class has. Each paper has its `Config`."""
+    places: dict[str, str] = {}
+    for path, source in sources.items():
+        for node in ast.parse(source).body if path.startswith(("platform/", "methods/")) else ():
+            if isinstance(node, ast.ClassDef) and node.name != "Config" and not node.name.startswith("_"):
+                first = places.setdefault(node.name, path)
+                if first != path:
+                    yield Fault(path, node.lineno, f"the class {node.name!r} has the name of one in {first}")
+
+
 def main() -> None:
     """Checks every file that git knows."""
     listed = subprocess.run(
         ["git", "ls-files", "*.py", "*.md", "*.yaml", "*.yml"], cwd=ROOT, check=True, capture_output=True, text=True
     )
-    faults = [
-        fault for path in listed.stdout.split() for fault in faults_of(path, (ROOT / path).read_text(encoding="utf-8"))
-    ]
+    texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in listed.stdout.split()}
+    faults = [fault for path, text in texts.items() for fault in faults_of(path, text)]
+    faults += shared_names({path: text for path, text in texts.items() if path.endswith(".py")})
     print(*faults, sep="\n", end="\n" if faults else "")
     sys.exit(f"prose: {len(faults)} faults" if faults else 0)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prose import LONGEST_FUNCTION, LONGEST_SENTENCE, MOST_PARAMETERS, faults_of
+from prose import LONGEST_FUNCTION, LONGEST_SENTENCE, MOST_PARAMETERS, faults_of, shared_names
 
 LONG = " ".join(["word"] * (LONGEST_SENTENCE + 1)) + "."
 MODULE = "platform/babeltune/example.py"
@@ -66,3 +66,11 @@ def test_markdown_and_comments_of_yaml_are_read_too():
 def test_in_tests_words_count_and_sentences_do_not():
     assert faults_of("tests/test_x.py", f'"""{LONG}"""\n') == []
     assert len(faults_of("tests/test_x.py", '"""Rows of which one is bad."""\n')) == 1
+
+
+def test_two_public_classes_of_one_name_are_a_fault():
+    one, other = "platform/babeltune/one.py", "methods/babeltune_methods/other.py"
+    text = "class Rows: ...\n\n\nclass Config: ...\n\n\nclass _Own: ...\n"
+    assert [str(fault) for fault in shared_names({one: text, other: text, "tests/test_rows.py": text})] == [
+        f"{other}:1: the class 'Rows' has the name of one in {one}"
+    ]
