@@ -165,6 +165,7 @@ def python_faults(path: str, source: str) -> Iterator[Fault]:
     if path.startswith("tests/"):
         return
     yield from shape(path, tree)
+    yield from vague_names(path, tree)
     yield from dense(path, tree)
     for constant, assigned in documented(tree):
         text = inspect.cleandoc(str(constant.value))

@@ -34,7 +34,7 @@ def with_words(record: Record, table: Table) -> dict[str, Any]:
         "paper": table.paper,
         "budget": table.budget,
         "ours": table.ours,
-        "columns": [kept | {"title": column.title} for kept, column in columns],
+        "columns": [recorded | {"title": column.title} for recorded, column in columns],
         "logged": table.logged,
         "claims": [judged[order] | {"paper": paper} for order, paper in claims.items()],
     }
