@@ -606,7 +606,7 @@ def test_a_list_of_stop_words_is_read_from_where_the_table_writes_it(tmp_path, m
     assert {"the", "and", "of"} <= set(rows.columns["eng"])
 
 
-def test_the_printed_thresholds_are_those_of_figure_4_and_its_peak_is_better_than_each():
+def test_the_printed_thresholds_are_those_of_figure_4_and_its_peak_is_best():
     table = TABLES["tan_sigma_printed"]
     assert sorted(row.settings["sigma"] for row in table.rows) == [0.5, 0.7, 0.9, 1.0]
     assert {claim.better for claim in table.claims} == {"CO-Filter, sigma 0.9"}

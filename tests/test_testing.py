@@ -25,12 +25,12 @@ def test_every_check_has_a_method_that_breaks_it():
     assert set(BROKEN) == set(testing.CHECKS)
 
 
-@pytest.mark.parametrize("check", testing.CHECKS, ids=testing.check_name)
+@pytest.mark.parametrize("check", testing.CHECKS, ids=testing.name_of)
 def test_a_sound_method_keeps_the_contract(check):
     check(testing.Case(Sound))
 
 
-@pytest.mark.parametrize("check", testing.CHECKS, ids=testing.check_name)
+@pytest.mark.parametrize("check", testing.CHECKS, ids=testing.name_of)
 def test_a_check_finds_the_method_that_breaks_its_promise(check):
     method, words = BROKEN[check]
     with pytest.raises(AssertionError, match=re.escape(words)):

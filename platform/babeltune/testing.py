@@ -359,7 +359,7 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
 """Every check of one process, for `pytest.mark.parametrize`."""
 
 
-def check_name(check: Callable[[Case], None]) -> str:
+def name_of(check: Callable[[Case], None]) -> str:
     """A check's name in the output of a test."""
     return getattr(check, "__name__", "check").removeprefix("check_").replace("_", " ")
 

@@ -140,7 +140,7 @@ def test_a_unit_with_a_text_in_no_language_is_one_reason_and_no_language_more(tm
     rows, left_out = rows_of(tmp_path / "m.tmx", content, format="tmx")
     assert (rows, left_out) == ([("Deux.", "Two.")], {"no xml:lang": 1})
     found = translation_files.units(tmp_path / "m.tmx", "tmx", hashlib.sha256(), 1000)
-    assert translation_files.languages_of(found) == ["en", "fr"]
+    assert translation_files.unit_languages(found) == ["en", "fr"]
 
 
 OFFICE = "http://schemas.openxmlformats.org"
