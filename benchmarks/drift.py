@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from babeltune.errors import plural
-from babeltune.promotion.drift import SAMPLE, Sample, drifts_of, sample_of
+from babeltune.promotion.drift import SAMPLE, Sample, drifts, sample_of
 from benchmarks.__main__ import commit
 from benchmarks.afternoon import DATA, texts, trial_at
 from benchmarks.figures import Figures
@@ -112,7 +112,7 @@ def compared(usual: Sample, other: Sample, queries: int, count: int, seed: int) 
     now = rows_of(usual, order[: queries - count])
     if count:
         now = joined(now, rows_of(other, random.permutation(len(other.vectors))[:count]))
-    return drifts_of(rows_of(usual, order[queries:][:SAMPLE]).profile(), now).drifted
+    return drifts(rows_of(usual, order[queries:][:SAMPLE]).profile(), now).drifted
 
 
 def rows_of(sample: Sample, places: np.ndarray) -> Sample:

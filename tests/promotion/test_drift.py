@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from babeltune.data.prepared import read_prepared
 from babeltune.errors import SpecError
 from babeltune.promotion import drift as module
-from babeltune.promotion.drift import FILE, Sample, drifts_of, read_profile, sample_of, write_profile
+from babeltune.promotion.drift import FILE, Sample, drifts, read_profile, sample_of, write_profile
 from benchmarks import drift as benchmark
 from corpora import DATA, needs_data
 from notified import events_in, teller
@@ -71,7 +71,7 @@ def test_lengths_are_compared_in_their_order():
         - sum(each.texts for name, each in before.lengths.items() if int(name) <= 2**k) / 300
         for k in range(2, 7)
     ]
-    assert drifts_of(before, now).tests["lengths"].value == pytest.approx(np.abs(below).max())
+    assert drifts(before, now).tests["lengths"].value == pytest.approx(np.abs(below).max())
 
 
 def test_the_means_have_their_level_and_an_interval_that_holds_the_distance(monkeypatch):
@@ -97,20 +97,20 @@ def test_the_means_have_their_level_and_an_interval_that_holds_the_distance(monk
     ],
 )
 def test_a_month_shows_its_kind_of_drift_alone(drift, kinds, pays):
-    result = drifts_of(drawn(1000, 0).profile(), drawn(400, 1, **drift))
+    result = drifts(drawn(1000, 0).profile(), drawn(400, 1, **drift))
     assert (result.drifted, result.sweep_pays) == (kinds, pays)
     if "new" in drift:
         assert result.new_languages == ("de",)
         now = drawn(400, 1)
         now = replace(now, languages=np.where(np.arange(400) < 200, "fr", now.languages))
-        more = drifts_of(drawn(1000, 0).profile(), now)  # of a trained language, which no sweep mends
+        more = drifts(drawn(1000, 0).profile(), now)  # of a trained language, which no sweep mends
         assert (more.drifted, more.new_languages, more.sweep_pays) == (("languages",), (), False)
 
 
 def test_the_worst_slice_is_the_one_that_is_new_and_far():
     sample = drawn(400, 1, new=80)
     sample.vectors[:80] += 20
-    worst = drifts_of(drawn(1000, 0).profile(), sample).slices[0]
+    worst = drifts(drawn(1000, 0).profile(), sample).slices[0]
     assert (worst.name, worst.shares) == ("language de", (0.0, 0.2))
     assert worst.distances[1] > 3
 

@@ -25,8 +25,9 @@ from babeltune.errors import SpecError, TeacherError
 from babeltune.files import plain, write_json
 from babeltune.promotion import small_table as module
 from babeltune.promotion.drift import FILE, Slice, read_profile, write_profile
+from babeltune.promotion.onnx_graph import whole_numbers
 from babeltune.promotion.small_encoder import SmallEncoder
-from babeltune.promotion.small_table import SmallForm, export_small, packed, table_of, whole_numbers, write_table
+from babeltune.promotion.small_table import SmallForm, export_small, packed, table_of, write_table
 from babeltune.promotion.sweep_scores import compare_models
 from babeltune.schema.records import Teacher
 from small_models import card_header
@@ -89,7 +90,7 @@ def test_a_table_alone_is_the_table_whether_its_weights_are_trained_or_not(stati
 def test_a_row_is_whole_numbers_times_a_scale(bits, most):
     table = np.random.default_rng(0).standard_normal((50, 16)).astype(np.float32)
     table[3] = 0
-    numbers, scales = whole_numbers(table, bits)
+    numbers, scales = (part.numpy() for part in whole_numbers(torch.from_numpy(table), bits))
     assert np.abs(numbers).max(axis=1).tolist() == [most if row != 3 else 0 for row in range(50)]
     assert np.all(np.abs(numbers * scales[:, None] - table) <= scales[:, None] / 2 + 1e-6)
     encoder = SmallEncoder.__new__(SmallEncoder)
@@ -115,7 +116,7 @@ def test_the_code_of_the_card_gives_the_vectors_of_the_model(static, copied, tmp
     assert vectors.shape == expected.shape == (4, 24)
     assert (vectors * expected).sum(1).min() > 0.9999
     table = table_of(whole, "static")
-    numbers, scales = whole_numbers(table, 8)
+    numbers, scales = (part.numpy() for part in whole_numbers(torch.from_numpy(table), 8))
     ids = whole.tokenizer.encode("boat " + TEXTS[0], add_special_tokens=False).ids
     mean = (numbers * scales[:, None])[ids].mean(0)
     assert np.abs(vectors[0] - mean / np.linalg.norm(mean)).max() < 1e-6
@@ -168,7 +169,8 @@ def test_retrieval_sets_count_among_the_losses(static, copied, tmp_path, monkeyp
     task = TextTask(name="faq", kind="retrieval", subset="eng", left=texts, right=texts, gold=((0, 0), (1, 1), (2, 2)))
     monkeypatch.setattr("babeltune.promotion.sweep_scores.dev_texts", lambda prepared: [task])
     broken = tmp_path / "broken"
-    numbers, scales = whole_numbers(table_of(SentenceTransformer(str(static)), "static"), 8)
+    table = torch.from_numpy(table_of(SentenceTransformer(str(static)), "static"))
+    numbers, scales = (part.numpy() for part in whole_numbers(table, 8))
     write_table(SentenceTransformer(str(static)), "static", broken, bits=8, dim=None)
     save_file(
         {"table": numbers[::-1].copy(), "scales": np.ones_like(scales), "prompt": np.zeros(0, np.uint8)},

@@ -9,16 +9,7 @@ import numpy as np
 from babeltune.apps.mining.sentences import read_sentences
 from babeltune.data.prepared import read_prepared
 from babeltune.errors import DataError
-from babeltune.promotion.drift import (
-    FEWEST,
-    SAMPLE,
-    Drift,
-    Profile,
-    drifts_of,
-    read_profile,
-    sample_of,
-    training_sample,
-)
+from babeltune.promotion.drift import FEWEST, SAMPLE, Drift, Profile, drifts, read_profile, sample_of, training_sample
 from babeltune.promotion.evaluate import weights_of
 from babeltune.promotion.model_names import sweep_of, trial_of
 from babeltune.schema.cluster import Cluster
@@ -70,7 +61,7 @@ def check_queries(model: str, queries: Queries, cluster: Cluster, *, sweep: str 
         return training_sample(folder, prepared).profile()
 
     with weights_of(model, trial, view) as (_, folder):
-        drift = drifts_of(reference(folder), sample_of(folder, texts, "encoding queries"))
+        drift = drifts(reference(folder), sample_of(folder, texts, "encoding queries"))
     if drift.drifted:
         notify(cluster, "drift", model, f"{queries.path} beside {model}: {drift.words(model)}")
     return drift

@@ -53,10 +53,6 @@ def fill(pattern: str, language: str, chosen: Chosen) -> str:
     return sentence[0].upper() + sentence[1:]
 
 
-def _rank(seed: str, number: int, combination: tuple[int, ...]) -> str:
-    return hashlib.sha256(f"{seed}/{number}/{combination}".encode()).hexdigest()
-
-
 def rows(source: Path = FOLDER / "templates.yaml") -> list[tuple[str, ...]]:
     """Return every row of templates.tsv below its header."""
     data = yaml.safe_load(source.read_text(encoding="utf-8"))
@@ -68,7 +64,7 @@ def rows(source: Path = FOLDER / "templates.yaml") -> list[tuple[str, ...]]:
     for number, template in enumerate(templates):
         names = sorted({m.group(1) for lang in LANGUAGES for m in _SLOT.finditer(template[lang])})
         combinations = list(itertools.product(*(range(len(slots[name])) for name in names)))
-        combinations.sort(key=lambda combination: _rank(seed, number, combination))
+        combinations.sort(key=lambda each: hashlib.sha256(f"{seed}/{number}/{each}".encode()).hexdigest())
         for combination in sorted(combinations[:limit]):
             chosen = {name: slots[name][i] for name, i in zip(names, combination, strict=True)}
             sentences = tuple(fill(template[lang], lang, chosen) for lang in LANGUAGES)

@@ -109,7 +109,7 @@ def file_at(path: str, root: Path | None = None, *, once: bool = False) -> Path:
 
 
 def numbered_lines(
-    path: Path, content: Digest, longest: int, encoding: str | None = None
+    path: Path, content: Digest, longest: int = MAX_LINE_BYTES, encoding: str | None = None
 ) -> Iterator[tuple[int, bytes | Fault]]:
     """The lines of a file with their numbers from 1, without their ends, as `text_streams` decodes them."""
 

@@ -48,9 +48,8 @@ class Matches:
 
     forward: Neighbours  # for each left sentence, among the right ones
     backward: Neighbours  # for each right sentence, among the left ones
-    sides: tuple[DistinctVectors, DistinctVectors] | None = (
-        None  # both sides, if xSIM's candidates are all sentences and not the k nearest
-    )
+    sides: tuple[DistinctVectors, DistinctVectors] | None = None
+    """Both sides, if xSIM's candidates are all sentences and not the k nearest."""
 
     @property
     def alone(self) -> tuple[int, int]:

@@ -205,7 +205,7 @@ def same_text(first: Profile, second: Profile) -> bool:
     return counts[0] == counts[1]
 
 
-def drifts_of(trained: Profile, queries: Sample) -> Drift:
+def drifts(trained: Profile, queries: Sample) -> Drift:
     """The drifts. Tests of counts are permutation tests; that of the means is by their covariance."""
     now = queries.profile(np.array(trained.mean, np.float32), trained.spread)
     pairs = {

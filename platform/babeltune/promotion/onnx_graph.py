@@ -48,6 +48,13 @@ class Graph(nn.Module):
         return vectors if self.dim is None else nn.functional.normalize(vectors[:, : self.dim], dim=1)
 
 
+def whole_numbers(table: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row as whole numbers from -127 to 127, or from -7 to 7, and its scale: row = numbers * scale."""
+    most = 2 ** (bits - 1) - 1
+    scales = table.abs().amax(dim=1) / most
+    return torch.round(table / torch.where(scales > 0, scales, 1)[:, None]).to(torch.int8), scales
+
+
 class TokenTable(nn.Module):
     """A table of token vectors in whole numbers, each row with a scale of its own."""
 
@@ -56,10 +63,9 @@ class TokenTable(nn.Module):
 
     def __init__(self, table: nn.Embedding) -> None:
         super().__init__()
-        rows = table.weight.detach()
-        scales = rows.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny) / 127
-        self.register_buffer("numbers", torch.round(rows / scales).to(torch.int8))
-        self.register_buffer("scales", scales)
+        numbers, scales = whole_numbers(table.weight.detach(), 8)
+        self.register_buffer("numbers", numbers)
+        self.register_buffer("scales", scales[:, None])
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """The vectors of these tokens: [texts, tokens, dim]."""

@@ -31,7 +31,7 @@ from babeltune.promotion.fresh_scorer import encoder_of
 from babeltune.promotion.inherited_card import inherited
 from babeltune.promotion.model_files import check_free, write_folder
 from babeltune.promotion.model_names import sweep_of, trial_of
-from babeltune.promotion.onnx_graph import write_graph
+from babeltune.promotion.onnx_graph import whole_numbers, write_graph
 from babeltune.promotion.readers import mark
 from babeltune.promotion.sweep_scores import Comparison, compare_models
 from babeltune.schema.cluster import Cluster
@@ -166,14 +166,6 @@ def table_of(model: SentenceTransformer, name: str, dim: int | None = None) -> N
     return np.ascontiguousarray(table[:, :dim])
 
 
-def whole_numbers(table: NDArray[np.float32], bits: Bits) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Each row as whole numbers from -127 to 127, or from -7 to 7, and its scale: row = numbers * scale."""
-    most = 2 ** (bits - 1) - 1
-    scales = np.abs(table).max(axis=1) / most
-    numbers = np.rint(table / np.where(scales > 0, scales, 1)[:, None])
-    return numbers.astype(np.int8), scales.astype(np.float32)
-
-
 def packed(numbers: NDArray[np.int8], bits: Bits) -> NDArray[np.int8] | NDArray[np.uint8]:
     """The numbers as they are stored. `SpecError` for 4 bits and an odd row."""
     if bits == 8:
@@ -186,7 +178,7 @@ def packed(numbers: NDArray[np.int8], bits: Bits) -> NDArray[np.int8] | NDArray[
 
 def write_table(model: SentenceTransformer, name: str, folder: Path, *, bits: Bits, dim: int | None) -> None:
     """Writes the table, the tokenizer and the prompt into a new folder. Raises `SpecError` as `table_of`."""
-    numbers, scales = whole_numbers(table_of(model, name, dim), bits)
+    numbers, scales = (part.numpy() for part in whole_numbers(torch.from_numpy(table_of(model, name, dim)), bits))
     table = packed(numbers, bits)
     folder.mkdir()
     prompt = np.frombuffer(prompt_of(model).encode(), np.uint8)

@@ -76,7 +76,9 @@ def _filled(kind: Index, candidates: UnitRows, tell: Callable[[int], None]) -> A
     else:
         lists, trained = training_size(count, candidates.dim)
         # np: without the polysemous codes that faiss else spends nearly all of its training on, and that nothing reads.
-        code = "Flat" if kind == "ivf" else f"PQ{_parts(candidates.dim)}np"
+        dim = candidates.dim  # a vector is cut into the most parts that divide it, of four numbers or more
+        parts = next(parts for parts in range(max(1, dim // 4), 0, -1) if dim % parts == 0)
+        code = "Flat" if kind == "ivf" else f"PQ{parts}np"
         index = faiss.index_factory(candidates.dim, f"IVF{lists},{code}", faiss.METRIC_INNER_PRODUCT)
         index.nprobe = max(8, lists // 16)
         sample = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:trained]
@@ -93,11 +95,6 @@ def training_size(count: int, dim: int) -> tuple[int, int]:
     most = min(count, TRAINING // dim)
     lists = max(1, min(int(4 * count**0.5), most // FEWEST))
     return lists, min(SAMPLE * lists, most)
-
-
-def _parts(dim: int) -> int:
-    """Into how many parts a vector is cut, each a byte: the most that divide it, at four numbers a part or more."""
-    return next(parts for parts in range(max(1, dim // 4), 0, -1) if dim % parts == 0)
 
 
 def load_faiss() -> Any:

@@ -14,15 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from babeltune.data.file_readers import (
-    MAX_LINE_BYTES,
-    Fault,
-    file_at,
-    not_utf8,
-    numbered_lines,
-    refuse_broken,
-    tsv_rows,
-)
+from babeltune.data.file_readers import Fault, file_at, not_utf8, numbered_lines, refuse_broken, tsv_rows
 from babeltune.data.sources import Refusals
 from babeltune.errors import DataError, nearest, shortened
 
@@ -89,7 +81,7 @@ def collected(place: str, examples: LabelledRows, content: hashlib._Hash, refusa
 
 
 def _pairs(file: Path, task: Task, language: str, content: hashlib._Hash, refusals: Refusals) -> LabelledRows:
-    _, first = next(numbered_lines(file, hashlib.sha256(), MAX_LINE_BYTES), (1, b""))
+    _, first = next(numbered_lines(file, hashlib.sha256()), (1, b""))
     if isinstance(first, Fault):
         raise DataError(f"{file}:1: {first.reason}: {first.words}; correct the file")
     head = first.decode(errors="replace").split("\t")
@@ -146,7 +138,7 @@ class Broken:
 def _tagged(file: Path, task: Task, content: hashlib._Hash, refusals: Refusals) -> LabelledRows:
     """The words of each sentence of a CoNLL-U or two-column file, which its first line tells apart."""
     parse: Callable[[list[tuple[int, str]]], list[Word] | Broken] | None = None
-    for block in _blocks(raw for _, raw in numbered_lines(file, content, MAX_LINE_BYTES)):
+    for block in _blocks(raw for _, raw in numbered_lines(file, content)):
         if isinstance(block, Broken):
             refusals.refuse(f"{file}:{block.line}", block.fault)
             continue

@@ -103,7 +103,8 @@ def leaderboard_chart(caption: Caption, standings: Sequence[Standing], metric: s
         with drawing(WIDTH, 0.9 + 0.26 * len(rows)) as figure:
             axes = figure.subplots()
             _rows(axes, rows, limits)
-            axes.set_yticks(range(len(rows)), [_label(each) for each in rows])
+            labels = [f"{row.name} ({row.state})".removesuffix(" (finished)") for row in (each.row for each in rows)]
+            axes.set_yticks(range(len(rows)), [clipped(label) for label in labels])
             axes.set_ylim(len(rows) - 0.5, -0.5)
             axes.set_xlim(limits)
             axes.grid(axis="y", visible=False)
@@ -145,7 +146,3 @@ def _rows(axes: Axes, rows: Sequence[Standing], limits: tuple[float, float]) -> 
             markerfacecolor=face,
             clip_on=False,
         )
-
-
-def _label(each: Standing) -> str:
-    return clipped(each.row.name if each.row.state == "finished" else f"{each.row.name} ({each.row.state})")
