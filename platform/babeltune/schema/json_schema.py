@@ -58,12 +58,9 @@ def _describe(definition: Definition, record: type) -> None:
             values["description"] = notes[name]
     for field in dataclasses.fields(record):
         values = definition["properties"][field.name]
-        if values.get("default", ...) is None and not _may_be_null(values):
+        types = [values, *values.get("anyOf", ())]
+        if values.get("default", ...) is None and all(each.get("type") != "null" for each in types):
             del values["default"]  # a number that a preset decides
-
-
-def _may_be_null(values: Definition) -> bool:
-    return values.get("type") == "null" or any(each.get("type") == "null" for each in values.get("anyOf", ()))
 
 
 def _allow_numbers(columns: Definition) -> None:
