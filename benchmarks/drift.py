@@ -111,7 +111,7 @@ def compared(usual: Sample, other: Sample, queries: int, count: int, seed: int) 
     order = random.permutation(len(usual.vectors))
     now = rows_of(usual, order[: queries - count])
     if count:
-        now = joined(now, rows_of(other, random.permutation(len(other.vectors))[:count]))
+        now = union_of(now, rows_of(other, random.permutation(len(other.vectors))[:count]))
     return drifts(rows_of(usual, order[queries:][:SAMPLE]).profile(), now).drifted
 
 
@@ -120,7 +120,7 @@ def rows_of(sample: Sample, places: np.ndarray) -> Sample:
     return replace(sample, **{name: values[places] for name, values in vars(sample).items()})
 
 
-def joined(sample: Sample, other: Sample) -> Sample:
+def union_of(sample: Sample, other: Sample) -> Sample:
     """The texts of both."""
     return replace(
         sample, **{name: np.concatenate([values, getattr(other, name)]) for name, values in vars(sample).items()}

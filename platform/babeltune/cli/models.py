@@ -309,7 +309,7 @@ def ui(
     words = f"{place} {url}" + ("" if served else " (Ctrl-C ends it)")
     say(TrackingPage(url=url, store=shown), as_json, lambda: say_out(words))
     sys.stdout.flush()
-    open_later(url, wanted=open_, as_json=as_json)
+    open_later(url, choice=open_, as_json=as_json)
     if not served:
         command, environment = serve_command(uri, artifact_folder(uri) or chosen.folder / "artifacts", port, page)
         os.execvpe(command[0], command, environment)
@@ -348,12 +348,12 @@ def page_of(name: str | None, file: str | None, cluster: Cluster) -> str:
         return EXPERIMENTS
 
 
-def open_later(url: str, *, wanted: bool | None, as_json: bool) -> None:
+def open_later(url: str, *, choice: bool | None, as_json: bool) -> None:
     """Opens the link in a browser once the server answers, from a process of its own: this one becomes the server.
 
-    With `wanted` None, only for a person who reads what is printed at a desktop."""
+    With `choice` None, only for a person who reads what is printed at a desktop."""
     desktop = sys.platform in ("darwin", "win32") or any(os.environ.get(key) for key in ("DISPLAY", "WAYLAND_DISPLAY"))
-    if not (wanted or (wanted is None and not as_json and desktop and sys.stdout.isatty())):
+    if not (choice or (choice is None and not as_json and desktop and sys.stdout.isatty())):
         return
     wait = (
         "import sys, time, urllib.request, webbrowser\n"

@@ -49,7 +49,7 @@ def watch(
     words = f"sweep {folder.id} at {url} (Ctrl-C ends the page, not the sweep)"
     say(LivePageAddress(sweep=folder.id, url=url), as_json, lambda: say_out(words))
     sys.stdout.flush()
-    open_later(url.rstrip("/"), wanted=open_, as_json=as_json)
+    open_later(url.rstrip("/"), choice=open_, as_json=as_json)
     server_of(folder, port).run()
 
 

@@ -105,9 +105,9 @@ def _in_data_set(task: Retrieval, root: Path) -> BeirTables:
     configurations["qrels"] = replace(source, split=task.qrels)
     names = {name: f"{one.dataset}[{name}]" for name, one in configurations.items()}
 
-    def rows(table: str, wanted: Sequence[str], content: Digest) -> Iterator[tuple[int, dict[str, object]]]:
+    def rows(table: str, fields: Sequence[str], content: Digest) -> Iterator[tuple[int, dict[str, object]]]:
         loaded = load_dataset(configurations[table], root)
-        columns = [name for name in wanted if name.partition(".")[0] in loaded.column_names or name not in OPTIONAL]
+        columns = [name for name in fields if name.partition(".")[0] in loaded.column_names or name not in OPTIONAL]
         roots = arrow_roots(f"data set {names[table]!r}", loaded.features.arrow_schema, columns)
         for number, record in enumerate(loaded.select_columns(roots), 1):
             content.update(json.dumps(record, sort_keys=True, default=str).encode() + b"\n")

@@ -62,7 +62,7 @@ class PreparationInputs:
 
     sweep: Sweep
     root: Path  # relative paths of the sweep's data start here
-    wanted: Requirements
+    requirements: Requirements
     students: tuple[Student, ...]  # every student whose text is tokenized on its own
 
 
@@ -95,7 +95,7 @@ def prepare(
 
     Raises `DataError` for broken text, `TeacherError` for a teacher that cannot be loaded, `StoreError` when the
     storage fails."""
-    sweep, needs, stores = inputs.sweep, inputs.wanted, storage / "stores"
+    sweep, needs, stores = inputs.sweep, inputs.requirements, storage / "stores"
     stores.mkdir(parents=True, exist_ok=True)
     corpus = corpus or read_corpus(inputs, storage, progress)
     text_digest = digest_of_texts(itertools.chain(corpus.texts, corpus.languages))
@@ -144,13 +144,13 @@ def write_prepared(
         return open_matrix(teacher).rows(teacher_rows[ids])
 
     write_arrays(folder, corpus, teacher_rows, languages)
-    if minings := inputs.wanted.negatives:
+    if minings := inputs.requirements.negatives:
         anchors = vectors_of(corpus.pairs[:, 0])
     for number, (key, k, below) in enumerate(minings):
         progress("mining hard negatives", number, len(minings))
         mined = mine_negatives(anchors, corpus.pairs, corpus.pair_groups, k=k, below=below, seed=inputs.sweep.seed)
         np.save(folder / f"negatives-{key}.npy", mined)
-    write_scores(folder, inputs.wanted.scores, corpus, vectors_of, functools.partial(progress, "scoring pairs"))
+    write_scores(folder, inputs.requirements.scores, corpus, vectors_of, functools.partial(progress, "scoring pairs"))
     return Contents()
 
 
@@ -158,7 +158,7 @@ def encode_with_teacher(
     inputs: PreparationInputs, corpus: Corpus, stores: Path, run_shards: RunShards, progress: Progress
 ) -> tuple[Path, NDArray[np.integer]]:
     """The store of the teacher's vectors, and [texts] each text's row in it (-1: not asked)."""
-    teacher, needs = inputs.sweep.teacher, inputs.wanted
+    teacher, needs = inputs.sweep.teacher, inputs.requirements
     sentences, rows = asked_of_teacher(corpus, needs, copy_anchor=teacher.target_side == "copy_anchor")
     tell = functools.partial(progress, "encoding with the teacher")
     return build_teacher_store(
@@ -184,7 +184,7 @@ def prepared_record(
     words: Path | None,
 ) -> dict[str, object]:
     """All that a `Prepared` depends on."""
-    needs = inputs.wanted
+    needs = inputs.requirements
     record: dict[str, object] = {
         "data": corpus.digests,
         "texts": text_digest,

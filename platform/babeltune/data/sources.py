@@ -362,14 +362,16 @@ def join_pivot(source: PivotSource, others: Mapping[str, Rows]) -> Rows:
                 f"pivot {source.name!r} joins {name!r}, no source; sources: {offered}{nearest(name, others)}"
             )
     left, right = others[source.left], others[source.right]
-    joined, combinations = paired_in_turn(*(pivot_keys(source, rows, side) for side, rows in enumerate((left, right))))
-    columns = {language: texts.at(joined[:, 1]) for language, texts in right.columns.items()}
-    columns |= {language: texts.at(joined[:, 0]) for language, texts in left.columns.items()}
+    row_pairs, combinations = paired_in_turn(
+        *(pivot_keys(source, rows, side) for side, rows in enumerate((left, right)))
+    )
+    columns = {language: texts.at(row_pairs[:, 1]) for language, texts in right.columns.items()}
+    columns |= {language: texts.at(row_pairs[:, 0]) for language, texts in left.columns.items()}
     ordered = {language: columns[language] for language in dict.fromkeys([*left.columns, *right.columns])}
-    left_out = combinations - len(joined)
+    left_out = combinations - len(row_pairs)
     return Rows(
         columns=ordered,
-        ids=left.ids.at(joined[:, 0]) if left.ids else Texts.of([]),
+        ids=left.ids.at(row_pairs[:, 0]) if left.ids else Texts.of([]),
         digest=hashlib.sha256(json.dumps([left.digest, right.digest, source.join]).encode()).hexdigest(),
         dropped={"further combinations of a repeated key": left_out} if left_out else {},
     )

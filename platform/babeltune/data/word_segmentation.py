@@ -82,10 +82,10 @@ def find_words(texts: Sequence[str], cut: Cut | None = None) -> WordsOf:
     for start in range(0, len(texts), CHUNK):
         chunk = texts[start : start + CHUNK]
         begins = np.cumsum([0, *(len(text) + 1 for text in chunk)])
-        joined = "\n".join(map(lower, chunk))
-        edges = word_edges(joined, begins, cut and cut(chunk))
+        text = "\n".join(map(lower, chunk))
+        edges = word_edges(text, begins, cut and cut(chunk))
         which = np.searchsorted(begins, edges[:, 0], side="right") - 1
-        ids = (numbers.setdefault(joined[a:b], len(numbers)) for a, b in zip(*edges.T.tolist(), strict=True))
+        ids = (numbers.setdefault(text[a:b], len(numbers)) for a, b in zip(*edges.T.tolist(), strict=True))
         words.append(np.fromiter(ids, np.int64, len(edges)))
         spans.append((edges - begins[which, None]).astype(np.int32))
         counts.append(np.bincount(which, minlength=len(chunk)))
@@ -98,10 +98,10 @@ def lower(text: str) -> str:
     return whole if len(whole) == len(text) else "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
 
 
-def word_edges(joined: str, begins: NDArray[np.int64], cuts: Iterable[list[int]] | None) -> NDArray[np.int64]:
+def word_edges(text: str, begins: NDArray[np.int64], cuts: Iterable[list[int]] | None) -> NDArray[np.int64]:
     """[words, 2] first character and end of every word of texts that lie `begins` [texts + 1] characters apart."""
-    kind = np.zeros(len(joined) + 2, np.uint8)  # nothing before and after
-    kind[1:-1] = kinds()[np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), "<u4")]
+    kind = np.zeros(len(text) + 2, np.uint8)  # nothing before and after
+    kind[1:-1] = kinds()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
     joins = np.flatnonzero(kind == JOINER)
     kind[joins] = (kind[joins - 1] == SPACED) & (kind[joins + 1] == SPACED)
     edge = kind[1:] != kind[:-1]

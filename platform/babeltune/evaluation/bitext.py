@@ -20,14 +20,12 @@ from babeltune.evaluation.knn import UNDEFINED, DistinctVectors, Matches, Neighb
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-    from babeltune.evaluation.knn import Candidates, Vectors
+    from babeltune.evaluation.knn import AnySide, Candidates
 
 Margin = Literal["ratio", "distance", "absolute"]
 
 
-def match(
-    left: Vectors | DistinctVectors, right: Vectors | DistinctVectors, k: int = 4, candidates: Candidates = "nearest"
-) -> Matches:
+def match(left: AnySide, right: AnySide, k: int = 4, candidates: Candidates = "nearest") -> Matches:
     """The matches of the two sides of a bitext, [n, d] each, with k = min(k, n) neighbours."""
     if len(left) != len(right):
         raise ValueError(f"{len(left)} left and {len(right)} right vectors: a bitext has as many of each")

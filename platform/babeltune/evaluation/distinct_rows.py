@@ -19,6 +19,6 @@ def distinct_rows(tasks: Sequence[IdTask]) -> int:
         rows = len(task.left)
         sides = (("text", task.left), ("text", task.right[:rows]), ("grades", task.scores), ("labels", task.labels))
         row_texts: set[Hashable] = {side for side in sides if side[1]}
-        joined = row_texts.union(*(texts for texts, _ in sets if texts & row_texts))
-        sets = [(joined, rows), *(one for one in sets if not one[0] & row_texts)]
+        merged = row_texts.union(*(texts for texts, _ in sets if texts & row_texts))
+        sets = [(merged, rows), *(one for one in sets if not one[0] & row_texts)]
     return sum(rows for _, rows in sets)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Vectors = NDArray[np.float32] | Tensor
+    AnySide: TypeAlias = "DistinctVectors | Vectors"  # one side of a pair of sets, made ready or not
 
 Candidates = Literal["nearest", "all"]
 BLOCK = 1 << 22  # similarities held at once (fp32: 16 MB, which stays in a processor's last cache or near it)
@@ -105,7 +106,7 @@ class DistinctVectors:
 HASHED = 1 << 14  # rows that are hashed at once: 50 MB of 384 dimensions
 
 
-def side(vectors: Vectors | DistinctVectors) -> DistinctVectors:
+def side(vectors: AnySide) -> DistinctVectors:
     """The vectors [n, d] made ready; a `DistinctVectors` is ready."""
     if isinstance(vectors, DistinctVectors):
         return vectors
@@ -143,9 +144,7 @@ def _first_equal(words: NDArray[np.uint32]) -> NDArray[np.int64]:
     return np.array([first.setdefault(row.tobytes(), place) for place, row in enumerate(words)], np.int64)
 
 
-def nearest_both_ways(
-    left: Vectors | DistinctVectors, right: Vectors | DistinctVectors, k: int = 4, candidates: Candidates = "nearest"
-) -> Matches:
+def nearest_both_ways(left: AnySide, right: AnySide, k: int = 4, candidates: Candidates = "nearest") -> Matches:
     """The k nearest of the other side, of every row of `left` [n, d] and of `right` [m, d]; fewer if there are
     fewer. Each tile of the similarity matrix is computed once, for both directions. With `all` as candidates the
     matches keep both sides."""

@@ -16,15 +16,13 @@ from babeltune.evaluation.bitext import Margin, best_scored
 from babeltune.evaluation.metric_names import RETRIEVALS
 
 if TYPE_CHECKING:
-    from babeltune.evaluation.knn import DistinctVectors, Vectors
+    from babeltune.evaluation.knn import AnySide
 
 Pair = tuple[int, int]
 Scored = dict[Pair, float]  # candidate pairs (left, right) and their margin scores
 
 
-def candidates(
-    left: Vectors | DistinctVectors, right: Vectors | DistinctVectors, k: int = 4, margin: Margin = "ratio"
-) -> dict[str, Scored]:
+def candidates(left: AnySide, right: AnySide, k: int = 4, margin: Margin = "ratio") -> dict[str, Scored]:
     """The candidate pairs of `left` [n, d] and `right` [m, d], by each of `RETRIEVALS`.
 
     `forward` holds each left sentence with the best-scored of its k nearest, `backward` each right one with its

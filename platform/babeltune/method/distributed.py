@@ -72,11 +72,11 @@ class ProcessGroup:
     """This process among the ranks of the default process group; alone when there is none. Implements `Gather`."""
 
     def __init__(self) -> None:
-        joined = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank() if joined else 0
+        in_group = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if in_group else 0
         """The global rank, whichever machine it is on."""
-        self.world = dist.get_world_size() if joined else 1
-        self.backend: str = dist.get_backend() if joined else "none"
+        self.world = dist.get_world_size() if in_group else 1
+        self.backend: str = dist.get_backend() if in_group else "none"
         self.sizes: list[int] | None = None
 
     @classmethod

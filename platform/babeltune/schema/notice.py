@@ -116,6 +116,13 @@ class Notice(Strict):
             raise SpecError(f"{self.place} must be an address https://…; put it there")
         return url
 
+    def check(self) -> None:
+        """Raises `SpecError` if the webhook's address or the mail server's password cannot be read now."""
+        if self.email is not None and self.email.user is not None:
+            self.email.password()
+        elif self.email is None and self.command is None:
+            self.address()
+
     def problems(self) -> Iterator[Problem]:
         """Its problems."""
         ways = [self.url_env, self.url_file, self.command, self.email]

@@ -236,9 +236,9 @@ class Packages:
             except FileNotFoundError:
                 return PackageFault(name, "is missing")
             size, sha256 = files[name]
-            return (
-                None if path.stat().st_size == size and sha256_of(path) == sha256 else PackageFault(name, "was altered")
-            )
+            if path.stat().st_size == size and sha256_of(path) == sha256:
+                return None
+            return PackageFault(name, "was altered")
 
         try:
             faults = [fault for fault in together(one, files) if fault]

@@ -159,9 +159,8 @@ def score_model(recipe: Recipe, folder: Path, source: Sequence[str], target: Seq
 
     A sentence that is too long, or whose translation does not end, counts as an empty one and is counted."""
     scores = scorers()
-    translations, without = TranslationModel(recipe.translation(folder), folder, "--train").translate(
-        source, lambda done: None
-    )
+    model = TranslationModel(recipe.translation(folder), folder, "--train")
+    translations, without = model.translate(source, lambda done: None)
     texts = [text or "" for text in translations]
     write_whole(folder / "hypotheses.txt", "".join(f"{text}\n" for text in texts).encode())
     by_metric: Scores = {"untranslated": without}

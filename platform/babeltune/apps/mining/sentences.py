@@ -224,10 +224,10 @@ def read_pairs(path: Path, spill: Path, columns: Columns | None = None, codec: s
     return PairsOfText(source, target, sources, targets, lines)
 
 
-def _check_some(path: Path, lines: Lines, wanted: str = SENTENCES) -> None:
+def _check_some(path: Path, lines: Lines, encodings: str = SENTENCES) -> None:
     if not lines.usable:
         why = f"{lines.read} lines: {lines.faults()}" if lines.read else "the file is empty"
-        raise DataError(f"{path} holds nothing to encode ({why}); give UTF-8 text, or name its --encoding: {wanted}")
+        raise DataError(f"{path} holds nothing to encode ({why}); give UTF-8 text, or name its --encoding: {encodings}")
     rule = "5% that may be; correct the file, or name its --encoding"
     refuse_broken(str(path), sum(lines.broken.values()), lines.read, lines.broken, word="lines", rule=rule)
 

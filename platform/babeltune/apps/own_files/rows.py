@@ -124,7 +124,7 @@ def language_pairs(table: Table, columns: Mapping[str, str]) -> list[Table]:
 # --- Tables with columns -------------------------------------------------------------------------------------------
 
 
-def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
+def read_columns(table: Table, options: Mapping[str, str]) -> list[TableRows]:
     """The rows of a table that has a column for each language; of one that names the languages of each row, a part for
     each set of languages."""
     if not table.columns:
@@ -137,10 +137,10 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> list[TableRows]:
     if not table.sample:
         raise DataError(f"{table.name} has the columns {list_of(table.columns)} and no rows; give a table with rows")
     notes: list[str] = []
-    tags = [] if wanted else language_columns(table)
+    tags = [] if options else language_columns(table)
     if tags:
         return by_language(table, tags)
-    columns = found_columns(table, notes, user_columns(table, wanted, notes))
+    columns = found_columns(table, notes, user_columns(table, options, notes))
     if len(columns) < 2 and len(table.sample) > 1 and len(set(table.sample)) == 1:
         equal = f"all rows are equal ({len(table.sample):,} were looked at), so one row is left"
         raise DataError(f"{table.name}: {equal}; training needs different rows: correct what wrote the file")
@@ -187,8 +187,8 @@ def user_columns(table: Table, by_language: Mapping[str, str], notes: list[str])
     refuse_unknown("--columns", by_language)
     columns: dict[str, str] = {}
     for language, column in by_language.items():
-        numbered_lines = column.isdigit() and int(column) < len(table.columns)
-        if column not in table.columns and not numbered_lines:
+        is_number = column.isdigit() and int(column) < len(table.columns)
+        if column not in table.columns and not is_number:
             offered = f"{_values(table)}{nearest(column, table.columns)}{_about_header(table)}"
             raise DataError(f"{table.name}: no column {shortened(column)}; columns: {offered}")
         column = column if column in table.columns else table.columns[int(column)]

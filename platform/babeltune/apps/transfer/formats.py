@@ -228,7 +228,7 @@ def _conllu(block: list[tuple[int, str]]) -> list[Word] | Broken:
     if words and withheld and withheld >= len(words) - 1:
         why = "the treebank's licence keeps them: fill them in first"
         return Broken(words[0][0], Fault("withheld words", why, "unused"))
-    joined: list[Word] = []
+    whole: list[Word] = []
     at = 1
     while at <= len(words):
         line, form, tag = words[at - 1]
@@ -238,9 +238,9 @@ def _conllu(block: list[tuple[int, str]]) -> list[Word] | Broken:
                 return Broken(line, Fault("word number", f"{at}-{last} spans words that are not there"))
             tag = words[min(range(at, last + 1), key=lambda part: _depth(part, heads)) - 1][2]
             at = last
-        joined.append((line, form.replace("\u200c", "").replace(" ", "") or form, tag))
+        whole.append((line, form.replace("\u200c", "").replace(" ", "") or form, tag))
         at += 1
-    return joined
+    return whole
 
 
 def _depth(word: int, heads: list[int]) -> int:

@@ -25,7 +25,7 @@ from babeltune.schema.records import Point, Report, Sweep, Trial, trial_from
 from babeltune.sweep.driver import summary
 from babeltune.sweep.state.folder import SweepFolder, condition_of, read_of_trial
 from babeltune.sweep.state.leaderboard import logged_row, logged_rows
-from babeltune.sweep.state.log import LEDGER, SweepLog, log_of
+from babeltune.sweep.state.log import LEDGER, SweepLog, is_late, log_of
 from babeltune.sweep.state.messages import ENDED, LedgerLine, State, Submission
 from babeltune.tracking import events
 from babeltune.tracking.checkpoint_models import CheckpointModel
@@ -83,7 +83,7 @@ class MlflowReader:
         """Takes the line into account."""
         event = cast("LedgerLine", line)
         kind, now = event["event"], event.get("time_ms", 0)
-        self._late = event.get("token", self._log.token) < self._log.token
+        self._late = is_late(event, self._log.token)
         if self._late:
             return
         if self._ended_last is not None:

@@ -250,7 +250,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
 
     def _params_again(self, number: int) -> dict[str, Scalar]:
         """The settings of a trial that goes on. One that has not begun gets, once, what the search has gained since."""
-        folder, recorded = SweepFolder(self._records.folder), self._ledger.params(number)
+        folder, recorded = SweepFolder(self._records.folder), self._ledger.params[number]
         if folder.data_of(number) != folder.prepared:
             return recorded
         params = self._proposals.again(number)

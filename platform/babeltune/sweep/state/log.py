@@ -138,7 +138,7 @@ class SweepLog:
 
     def take(self, line: LedgerLine) -> None:
         """Folds the next line in, unless it is late."""
-        if line.get("token", self.token) < self.token:
+        if is_late(line, self.token):
             return
         self.token = line.get("token", self.token)
         if line["event"] in OF_TRIALS:
@@ -222,15 +222,14 @@ def end_facts(end: TrialEnd) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-def _time_of(report: Report) -> dict[str, int]:
-    """When the report was made, the same whenever it is recorded; nothing if its points do not say it."""
-    trained = [point.time_ms for point in report.points if "train/loss" in point.values]
-    return {"time_ms": trained[-1]} if trained else {}
+def is_late(line: LedgerLine, latest: int) -> bool:
+    """Whether an overtaken driver wrote the line, as it may if file locks do not reach it. Such a line does not count:
+    its fencing token is below the latest one of the lines before it."""
+    return line.get("token", latest) < latest
 
 
 def append_event(path: Path, event: str, token: int | None = None, **facts: object) -> LedgerLine:
-    """Appends one line to the ledger, on disk before it returns. `token` is the driver's. Where file locks do not hold,
-    a driver that was overtaken may write a line late: it stands after one with a higher token, and does not count."""
+    """Appends one line to the ledger, under its driver's fencing token; on disk before it returns."""
     fence = {} if token is None else {"token": token}
     time_ms = facts.pop("time_ms", time.time_ns() // 1_000_000)
     # The time ends the line: by its last bytes a reader sees whether the file is still the one that it has read.
@@ -247,7 +246,7 @@ class Ledger:
         self._path, self._token, self._latest = path, token, 0
         self.lines: list[LedgerLine] = []
         self._reports: dict[int, list[LedgerLine]] = {}
-        self._params: dict[int, dict[str, Scalar]] = {}
+        self.params: dict[int, dict[str, Scalar]] = {}  # the settings of the proposed trials
         self.given_up: set[int] = set()  # trials that ended before the sweep ended for its failures
         self.failed: set[int] = set()  # trials that failed since then
         if mend:
@@ -272,15 +271,13 @@ class Ledger:
         """Appends a trial's report, with its objectives. Its points stay in the trial's folder."""
         names = ("index", "checkpoint", "step", "pairs", "seconds", "last", "steps", "facts")
         facts = {name: getattr(report, name) for name in names} | {"metrics": scores_of(report)}
-        self.add("report", number, values=values, **facts, **_time_of(report))
+        # The time of the last step is the same whenever the report is recorded.
+        trained = [point.time_ms for point in report.points if "train/loss" in point.values]
+        self.add("report", number, values=values, **facts, **({"time_ms": trained[-1]} if trained else {}))
 
     def add_end(self, number: int, state: str, values: list[float] | None, end: TrialEnd, **progress: int) -> None:
         """Appends a trial's end in this state of Optuna's, and how far its training was."""
         self.add("end", number, state=state, values=values, **end_facts(end), **progress)
-
-    def params(self, number: int) -> dict[str, Scalar]:
-        """The settings of a trial that was proposed."""
-        return self._params[number]
 
     def reports(self, number: int) -> list[LedgerLine]:
         """The trial's reports: `index`, `values` by objective, `checkpoint`."""
@@ -290,11 +287,11 @@ class Ledger:
         if missing := [name for name in REQUIRED_KEYS.get(line["event"], ()) if name not in line]:
             raise KeyError(missing[0])
         self._latest = max(self._latest, line.get("token", 0))
-        if line["event"] in OF_SWEEP or line.get("token", self._latest) < self._latest:
+        if line["event"] in OF_SWEEP or is_late(line, self._latest):
             return
         number = line["number"]
         if line["event"] == "propose":
-            self._params[number] = line["params"]
+            self.params[number] = line["params"]
         elif line["event"] == "report":
             self._reports.setdefault(number, []).append(line)
         elif line["event"] == "end" and line.get("state") == "FAIL":

@@ -44,13 +44,11 @@ def notify(cluster: Cluster, event: Event, subject: str, text: str) -> None:
 @contextmanager
 def failures_notified(cluster: Cluster, what: str, subject: str) -> Iterator[None]:
     """Tells of an error or Ctrl-C that ends the block, unless another driver runs the sweep. `what` begins the text.
-    Who cannot be notified then, for want of an address or a password, is said at once."""
+
+    Warns at once of those who could not be notified, for want of an address or a password."""
     for notice in cluster.notify:
         try:
-            if notice.email is not None and notice.email.user is not None:
-                notice.email.password()
-            elif notice.email is None and notice.command is None:
-                notice.address()
+            notice.check()
         except SpecError as error:
             log.warning("%s cannot be notified: %s", notice.place, error)
     try:

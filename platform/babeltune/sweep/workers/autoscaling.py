@@ -66,8 +66,8 @@ class _Asked:
             if last:
                 raise ClusterError(
                     f"no nodes have come within {cluster.nodes_within:g} s (`nodes_within`), asked for "
-                    f"{self._wanted(self._workers)}; `ray status` on the head says what keeps them; `babeltune resume` "
-                    "asks again"
+                    f"{self._requested(self._workers)}; `ray status` on the head says what keeps them; "
+                    "`babeltune resume` asks again"
                 ) from None
             self.keep(0)
             return 0
@@ -88,8 +88,8 @@ class _Asked:
         more = 0 if worker_groups_first else missing - len(waiting)
         self._groups = waiting[:missing] + [placement_group([self._worker]) for _ in range(more)]
         if more > 0 and missing > before:
-            self._note(f"waiting for nodes: asked for {self._wanted(missing)}")
+            self._note(f"waiting for nodes: asked for {self._requested(missing)}")
 
-    def _wanted(self, workers: int) -> str:
+    def _requested(self, workers: int) -> str:
         worker = ", ".join(f"{name}: {share:g}" for name, share in self._worker.items())
         return f"{workers} × {{{worker}}}"

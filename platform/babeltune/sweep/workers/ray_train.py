@@ -198,8 +198,8 @@ class _ProcessGroup(Backend):  # type: ignore[misc]
         host = LOOPBACK if len(set(nodes)) == 1 else nodes[0][1]
         port = worker_group.execute_single(0, _open_store, host)
         world = len(worker_group)
-        joined = [worker_group.execute_single_async(r, _join, kind, (host, port), r, world) for r in range(world)]
-        ray.get(joined, timeout=TOGETHER.total_seconds())
+        calls = [worker_group.execute_single_async(r, _join, kind, (host, port), r, world) for r in range(world)]
+        ray.get(calls, timeout=TOGETHER.total_seconds())
 
 
 def _sees_gpu() -> bool:
