@@ -107,13 +107,10 @@ def storage_refusals(place: Path, storage: str | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         path = error.filename if isinstance(error.filename, str | os.PathLike) else None
-        if error.errno not in REFUSALS or (path and storage and not _is_in(storage, path)):
+        elsewhere = path and storage and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(storage))
+        if error.errno not in REFUSALS or elsewhere:
             raise
         raise StorageError.at(Path(path or place), error.strerror) from error
-
-
-def _is_in(folder: str, path: str | os.PathLike[str]) -> bool:
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 class ClusterError(BabeltuneError):

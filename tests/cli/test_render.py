@@ -164,6 +164,14 @@ def test_a_live_view_leaves_no_part_of_a_frame_however_it_ends(searched, monkeyp
     assert re.sub(r"\x1b\[[?\w]*", "", left) == "a library's warning\n"
 
 
+def test_lines_about_a_long_step_become_rarer_the_longer_it_takes():
+    assert [common.line_interval_s(gone) for gone in (0, 30, 200, 10_000)] == [2, 2, 10, 60]
+    lines, gone = 0, 0.0
+    while gone < 10 * 3600:
+        lines, gone = lines + 1, gone + common.line_interval_s(gone)
+    assert lines < 700, "a log of ten hours can be read"
+
+
 def test_a_step_that_says_nothing_still_moves(monkeypatch):
     lines = []
     monkeypatch.setattr(common, "METER_EVERY_S", 0.02)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from babeltune.sweep.state.folder import SweepFolder
 
 
-METER_EVERY_S = 2.0  # seconds between two lines about a long step if the output is not a terminal
+METER_EVERY_S = 2.0  # the fewest seconds between two lines about a long step, if the output is not a terminal
 PAGE = 160  # columns if the output is not a terminal
 
 
@@ -126,6 +126,11 @@ def warnings_said() -> Iterator[None]:
         yield
 
 
+def line_interval_s(gone_s: float) -> float:
+    """Seconds between two lines about a step that has taken `gone_s`, on no terminal: a log of hours stays short."""
+    return min(max(METER_EVERY_S, gone_s / 20), 60.0)
+
+
 class Meter:
     """Writes progress to standard error: at the begin and end of a stage, and every few seconds between, with its rate
     and the time left. Nothing in the first `silent_s` seconds."""
@@ -142,7 +147,7 @@ class Meter:
 
         stage = self._stage_of(name, done, of)
         last, before = self._shown.get(name, (-math.inf, -1))
-        if done != before and (done == of or stage.time - last >= METER_EVERY_S):
+        if done != before and (done == of or stage.time - last >= line_interval_s(stage.time - stage.begun)):
             self._shown[name] = stage.time, done
             self._words = stage_words(stage)
             if time.monotonic() - self._begun >= self._silent_s:
@@ -161,7 +166,7 @@ class Meter:
 
         def tick() -> None:
             while not ended.wait(METER_EVERY_S / 4):
-                if (now := time.monotonic()) - self._written >= METER_EVERY_S:
+                if (now := time.monotonic()) - self._written >= line_interval_s(now - self._begun):
                     self._write(f"{self._words} · {minutes(now - self._begun)} gone")
 
         thread = threading.Thread(target=tick, daemon=True)

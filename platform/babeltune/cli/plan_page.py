@@ -112,7 +112,10 @@ def _dev_words(report: PlanReport, sweep: Sweep) -> str:
     sets: dict[str, list[int]] = {}
     for name, rows in report.dev.items():
         sets.setdefault(name.partition("/")[0], []).append(rows)
-    by_set = _first([f"{name} {_rows(rows)}" for name, rows in sets.items()], MOST_GROUPS, " sets")
+    words = [
+        plural(rows[0], "row") if len(rows) == 1 else f"{len(rows)} × {_span(rows)} rows" for rows in sets.values()
+    ]
+    by_set = _first([f"{name} {each}" for name, each in zip(sets, words, strict=True)], MOST_GROUPS, " sets")
     aims = ", ".join(f"{aim.goal} {aim.metric.removeprefix('dev/')}" for aim in sweep.objectives)
     return f"{by_set} · {aims}"
 
@@ -124,10 +127,6 @@ def _graded_words(report: PlanReport, sweep: Sweep) -> str:
     training = sweep.training
     weight = "searched" if "training.graded_weight" in sweep.parameters else f"{training.graded_weight:g}"
     return f"{sets}; {training.graded_batch} pairs a step, weight {weight}"
-
-
-def _rows(rows: Sequence[int]) -> str:
-    return plural(rows[0], "row") if len(rows) == 1 else f"{len(rows)} × {_span(rows)} rows"
 
 
 def _detects_words(report: PlanReport, sweep: Sweep) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from babeltune.cli.common import METER_EVERY_S
+from babeltune.cli.common import line_interval_s
 from babeltune.cli.table import TrialsTable, running_first
 from babeltune.schema.records import Sweep
 from babeltune.signals import before_sudden_end, interruption
@@ -124,7 +124,7 @@ def _lines(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
             for text in progress.messages[logged:]:
                 console.print(f"[{minutes(now - progress.started)}] {text}", markup=False, soft_wrap=True)
                 logged += 1
-            if progress.stage != last[0] or now - last[1] >= METER_EVERY_S:
+            if progress.stage != last[0] or now - last[1] >= line_interval_s(now - progress.started):
                 last = (progress.stage, now)
                 stage = progress.now()
                 head = f"[{minutes(now - progress.started)}] {stage_words(stage)}"
@@ -164,10 +164,10 @@ def attach(folder: SweepFolder, console: Console) -> SweepFolder:
         return folder
     sweep = folder.sweep()
     if not console.is_interactive:
-        shown = -math.inf
+        begun, shown = time.monotonic(), -math.inf
         while is_driven(folder):
-            if time.monotonic() - shown >= METER_EVERY_S:
-                shown = time.monotonic()
+            if (now := time.monotonic()) - shown >= line_interval_s(now - begun):
+                shown = now
                 rows = standing(folder)
                 doing = f"{doing_words(folder, rows)}{running_words(rows)}"
                 console.print(f"{folder.id} · {doing}{best_so_far(rows, sweep)}", markup=False)
