@@ -96,7 +96,7 @@ def table(record: Mapping[str, Any]) -> str:
             lines.append(f"| {name}, printed | {' | '.join(cells)} |")
         if name in record["rows"]:
             values = record["rows"][name]["scores"]
-            cells = [f"{values[metric]:.4f}"[: 6 if "xsim" in metric else 5] for metric in COLUMNS.values()]
+            cells = [f"{values[metric]:.{4 if 'xsim' in metric else 3}f}" for metric in COLUMNS.values()]
             lines.append(f"| {name}, here | {' | '.join(cells)} |")
         elif not row.printed:
             lines.append(f"| {name} | not measured{' |' * len(titles)}")

@@ -36,7 +36,7 @@ def test_a_map_has_a_panel_and_a_row_for_each_model(kind, model, tmp_path, capsy
     drawn = picture.read_text(encoding="utf-8")
     assert ">before</text>" in drawn
     assert ">after</text>" in drawn
-    assert (">cat</text>" in drawn) == (kind == "words")
+    assert (">Cat</text>" in drawn) == (kind == "words")
 
 
 @pytest.mark.usefixtures("one_thread", "offline")
@@ -44,7 +44,7 @@ def test_special_tokens_have_no_vector_on_the_map(model):
     from sentence_transformers import SentenceTransformer
 
     encoder = SentenceTransformer(str(model), device="cpu")
-    vectors, places = vector_maps.token_vectors(encoder, ["cat", "dog house"])
-    plain = [encoder.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("cat", "dog house")]
+    vectors, places = vector_maps.token_vectors(encoder, ["Cat", "Dog Hello"])
+    plain = [encoder.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("Cat", "Dog Hello")]
     assert np.bincount(places).tolist() == [len(ids) for ids in plain]
     assert len(vectors) == len(places)

@@ -79,7 +79,7 @@ TABLES = {
 
 def show_plan(table: Table, cluster: str | None) -> None:
     """Prints the sweeps, and about what they cost on this machine."""
-    total, place = 0.0, read_cluster(cluster)
+    total, unknown, place = 0.0, 0, read_cluster(cluster)
     make_text(table, cluster)
     for file in table.before:
         print(f"first: {file}, unless it is promoted already")
@@ -88,6 +88,7 @@ def show_plan(table: Table, cluster: str | None) -> None:
             sweep = read_planned(file, words, cluster)
         except SpecError as error:
             print(f"not known yet: {error}")
+            unknown += 1
             continue
         machine = machine_of(place, sweep)
         report = make_plan(sweep, machine=machine)
@@ -98,7 +99,8 @@ def show_plan(table: Table, cluster: str | None) -> None:
             cost = f"about {seconds:.0f} s of one worker"
         print(f"{sweep.name}: {sweep.budget.trials} trials of {sweep.training.pairs:,} pairs, {cost}", flush=True)
     models = len(table.rows) * len(table.seeds) + 1
-    print(f"in all about {total:.0f} s of one worker, and {models} models scored on the sealed sets")
+    beside = f", besides {unknown} sweeps that cannot be planned yet" if unknown else ""
+    print(f"in all about {total:.0f} s of one worker{beside}, and {models} models scored on the sealed sets")
 
 
 def with_commit(record: Record, root: Path = ROOT) -> Record:

@@ -43,6 +43,19 @@ def test_a_prompt_that_is_not_the_models_is_said(tmp_path, tiny_file):
     ]
 
 
+def test_sets_on_which_no_baseline_is_scored_are_said(tiny_file):
+    def warnings(*assignments):
+        sweep = read_sweep(tiny_file, assignments=assignments, check=False)
+        return [words for words in about_sweep(sweep) if words.startswith("baselines")]
+
+    bought, heldout = "baselines=[some/model]", "data.split={pairs: 10, right_model: teacher}"
+    assert warnings(bought) == warnings(heldout) == []
+    assert warnings(bought, heldout) == ["baselines get no score of heldout: the teacher encodes the right side"]
+    (words,) = warnings(bought, "data.test.0.right_model=teacher")
+    assert words.startswith("baselines get no score of any sealed test: the teacher encodes the right side of ")
+    assert words.endswith("; `babeltune evaluate MODEL --test --target-model MODEL` scores one by itself")
+
+
 def test_gpus_that_this_machine_lacks_are_said(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     cluster = read_cluster("clusters/local_gpu.yaml")

@@ -25,7 +25,7 @@ def test_the_process_says_how_far_it_is_batch_by_batch(scoring_process, tiny_fil
     tasks = read_tasks(sweep.data.dev, data_root(sweep), sweep.data)
     seen = []
     with listening(lambda *step: seen.append(step)):
-        scoring_process()({"untrained": model_of(sweep.teacher)}, tasks, "dev")
+        scoring_process().scored({"untrained": model_of(sweep.teacher)}, tasks, "dev")
     texts = len({(text, language) for task in tasks for text, language in texts_of(task)})
     name = "evaluating the untrained student on the dev sets"
     assert seen[0] == (name, 0, texts)

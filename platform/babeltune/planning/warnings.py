@@ -39,6 +39,7 @@ def about_sweep(sweep: Sweep) -> Iterator[str]:
     yield from about_memory(sweep)
     yield from about_languages(sweep)
     yield from about_prompts(sweep)
+    yield from about_baselines(sweep)
     yield from about_projection(sweep)
     yield from about_word_thresholds(sweep)
 
@@ -126,6 +127,16 @@ def about_prompts(sweep: Sweep) -> Iterator[str]:
             setting = ".".join(map(str, (*key, "prompt")))
             files = f"the files of {encoder.model!r} say {file_prompt!r}"
             yield f"{setting} is {encoder.prompt!r}, and {files}: its vectors differ"
+
+
+def about_baselines(sweep: Sweep) -> Iterator[str]:
+    """Sets that baselines get no score of: the teacher encodes the right side, and their vectors do not compare."""
+    dev, test = sweep.data.against_teacher("dev"), sweep.data.against_teacher("test")
+    by_itself = "`babeltune evaluate MODEL --test --target-model MODEL` scores one by itself"
+    if sweep.baselines and dev:
+        yield f"baselines get no score of {', '.join(dev)}: the teacher encodes the right side"
+    if sweep.baselines and test:
+        yield f"baselines get no score of any sealed test: the teacher encodes the right side of {test[0]}; {by_itself}"
 
 
 def about_projection(sweep: Sweep) -> Iterator[str]:

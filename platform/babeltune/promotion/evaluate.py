@@ -106,8 +106,8 @@ def score_model(scoring: Scoring, view: StorageView, target_model: str | None) -
             if scoring.sealed:
                 openings = record_opening(view.folder, who, folder, scoring.sealed)
                 words += filter(None, [openings.warning(Promotion().confidence).removeprefix("warning: ")])
-        scores = rescore({"model": folder}, scoring.tasks, scoring.prefix, scoring.prompt, target)["model"]
-        return Evaluated(scores=scores, warnings=tuple(words))
+        scored = rescore.scored({"model": folder}, scoring.tasks, scoring.prefix, scoring.prompt, target)
+        return Evaluated(scores=scored["model"][0], warnings=tuple(words))
 
 
 @contextmanager

@@ -77,17 +77,6 @@ class FreshScorer:
             self._process.kill()
         self._words.close()
 
-    def __call__(
-        self,
-        models: dict[str, str],
-        tasks: Sequence[TextTask],
-        prefix: str,
-        prompt: str | None = None,
-        target: Target | None = None,
-    ) -> dict[str, Scores]:
-        """The metrics of each model (name -> folder or hub id) on the tasks; `scored` without the items."""
-        return {name: scores for name, (scores, _) in self.scored(models, tasks, prefix, prompt, target).items()}
-
     def scored(
         self,
         models: dict[str, str],
@@ -110,7 +99,8 @@ class FreshScorer:
 
     def of_teacher(self, teacher: Teacher, tasks: Sequence[TextTask], prefix: str) -> Scores:
         """The metrics of the raw teacher on the tasks. Raises `TeacherError` if it cannot be had now."""
-        answer = self._answer({"teacher": plain(teacher), "prefix": prefix, **_numbered(tasks)})
+        request = {"teacher": plain(teacher), "prefix": prefix, "remembered": True}
+        answer = self._answer({**request, **_numbered(tasks)})
         if "missing" in answer:
             raise TeacherError(str(answer["missing"]))
         scores: Scores = answer["scores"]
@@ -308,8 +298,10 @@ def answered(request: str) -> dict[str, Any]:
     if message.get("remembered"):
         return remembered_scores(request)
     if "teacher" in message:
+        tell(_stage("teacher", message["prefix"]))
         try:
-            return {"scores": teacher_scores(request)}
+            encode = target_encoder(from_plain(Teacher, message["teacher"]))
+            return {"scores": evaluate_texts(_tasks_of(message), encode, message["prefix"], teacher=encode)}
         except TeacherError as error:
             return {"missing": str(error)}
     teacher = message["target"]
@@ -328,19 +320,10 @@ def answered(request: str) -> dict[str, Any]:
     return {name: score_items(model, tasks, prefix, prompt, target, _stage(name, prefix)) for name, model in models}
 
 
-@lru_cache(maxsize=2)  # the rungs of a front are judged beside the same models
+@lru_cache(maxsize=4)  # the rungs of a front are judged beside the same models and one teacher
 def remembered_scores(request: str) -> dict[str, Any]:
     """The answer to a request for scores, made once."""
     return answered(json.dumps(json.loads(request) | {"remembered": False}))
-
-
-@lru_cache(maxsize=2)  # and beside one teacher
-def teacher_scores(request: str) -> Scores:
-    """The metrics of the raw teacher that the request asks for; `TeacherError` if it cannot be had."""
-    message = json.loads(request)
-    tell(_stage("teacher", message["prefix"]))
-    encode = target_encoder(from_plain(Teacher, message["teacher"]))
-    return evaluate_texts(_tasks_of(message), encode, message["prefix"], teacher=encode)
 
 
 def _tasks_of(request: dict[str, Any]) -> list[TextTask]:

@@ -94,8 +94,8 @@ class Sampling(Strict):
     """A language pair of n rows is drawn with weight n ** (1 / temperature): 1 is proportional, large is uniform."""
     least_margin: Annotated[float, at_least(0)] = 0.0
     """Pairs of a lower margin are not drawn: the cosine of the teacher's vectors over the mean cosine of both texts to
-    their four nearest ones (Artetxe and Schwenk 2019). A translation is above 1. The teacher must know both languages.
-    0 leaves none out."""
+    their four nearest ones, in random pools of 16,384 pairs (Artetxe and Schwenk 2019). The teacher must know both
+    languages. 0 leaves none out."""
     least_language: Annotated[float, share] = 0.0
     """Pairs are not drawn if py3langid is less sure that each text is in its language. 0.5: another language is as
     likely. 0 leaves none out, and short texts pass."""
@@ -120,7 +120,7 @@ class Sampling(Strict):
     least_word_cosine: Annotated[float, share] = 0.0
     """Words are not learned if the cosine of their occurrences is lower. `data.words.least` bounds it from below."""
     least_word_pairs: Annotated[int, at_least(0)] = 0
-    """Words are not learned if they share fewer sentence pairs with their translation."""
+    """Words are not learned if they share fewer sentence pairs with their translation. All share two at least."""
 
 
 @dataclass(frozen=True, kw_only=True)

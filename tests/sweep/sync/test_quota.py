@@ -36,12 +36,12 @@ def folder(tmp_path, tiny_file):
     return make_sweep(tmp_path, read_sweep(tiny_file))
 
 
-def driver(folder, when, user="ana", gpus=2.0):
+def driver(folder, when, user="ana", gpus=2.0, token=None):
     """The line with which a driver begins."""
     keys = ("facts", "digests", "environment", "contaminated", "teacher", "world")
     holder = {"user": user, "by_system": True, "cpus": 4.0, "gpus": gpus}
     facts = {"spec": plain(folder.sweep()), "mlflow_metrics": None, "holder": holder, **{key: {} for key in keys}}
-    append_event(folder.path / LEDGER, "submit", time_ms=when, **facts)
+    append_event(folder.path / LEDGER, "submit", token, time_ms=when, **facts)
 
 
 def event(folder, kind, when, number=0, **more):
@@ -84,6 +84,17 @@ def test_hours_after_a_crash_and_those_of_another_driver_are_their_own(folder):
     hours = hours_of(folder, 0)
     assert hours["ana", "2026-05", "gpu_hours"] == 2.0
     assert hours["bob", "2026-05", "gpu_hours"] == 3.0
+
+
+def test_what_an_overtaken_driver_writes_late_ends_no_trial_of_the_next_one(folder):
+    noon = at(2026, 5, 4, 12)
+    driver(folder, noon, token=1)
+    event(folder, "start", noon, token=1)
+    driver(folder, noon + HOUR_MS, "bob", gpus=1.0, token=2)
+    event(folder, "start", noon + HOUR_MS, token=2)
+    event(folder, "stop", noon + 2 * HOUR_MS, token=1)
+    event(folder, "end", noon + 4 * HOUR_MS, token=2, state="COMPLETE", values=None)
+    assert hours_of(folder, 0)["bob", "2026-05", "gpu_hours"] == 3.0
 
 
 def test_a_note_long_after_a_crash_is_no_hour_of_computing(folder):

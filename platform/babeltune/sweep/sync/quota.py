@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from babeltune.errors import QuotaError
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.state.folder import SweepFolder, sweep_folders
-from babeltune.sweep.state.log import EVENT, LEDGER
+from babeltune.sweep.state.log import EVENT, LEDGER, is_late
 from babeltune.sweep.state.messages import Holder
 from babeltune.sweep.state.progress import is_driven
 from babeltune.sweep.sync.audit import accountable
@@ -59,12 +59,15 @@ def hours_of(folder: SweepFolder, now: float) -> Hours:
 def _spans(folder: SweepFolder, now: float) -> Iterator[tuple[Holder, float, float]]:
     """The holder's share, begin and end of each time in which a worker group had a trial."""
     holder: Holder | None = None
-    begun, last = dict[int, float](), 0.0
+    begun, last, token = dict[int, float](), 0.0, 0
     path = folder.path / LEDGER
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError, TypeError, KeyError):
             event = EVENT.validate_json(line)
             kind, when, number = event["event"], event["time_ms"] / 1000, event.get("number")
+            if is_late(event, token):
+                continue
+            token = event.get("token", token)
             if kind == "submit":
                 if holder is not None:
                     yield from ((holder, since, last) for since in begun.values())
