@@ -199,16 +199,16 @@ def test_a_driver_that_finishes_a_store_while_another_does_leaves_it_whole(tmp_p
     """The other one finishes before this request of the first one."""
     uri, key = f"file://{tmp_path}/bucket", "stores/teacher-0123456789abcdef"
     one, other, third = (Mirror(StorageLocation(uri=uri, cache=str(tmp_path / name))) for name in ("a", "b", "c"))
-    mine, theirs = drafts(tmp_path, one, other, key)
+    draft, other_draft = drafts(tmp_path, one, other, key)
     tried, requests = one.store._tried, itertools.count()
 
-    def request(what, send):
+    def request(action, send):
         if next(requests) == number:
-            other.finish_package(key, *theirs)
-        return tried(what, send)
+            other.finish_package(key, *other_draft)
+        return tried(action, send)
 
     monkeypatch.setattr(one.store, "_tried", request)
-    one.finish_package(key, *mine)
+    one.finish_package(key, *draft)
     assert next(requests) > number
     assert third.pull_package(key)
     first = b"other" if number < 2 else b"first"  # the second request writes the manifest

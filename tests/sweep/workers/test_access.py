@@ -274,13 +274,13 @@ def test_a_cluster_that_wants_a_token_is_used(ray_cluster):
 
 
 def test_ray_does_not_take_the_signal_that_ends_a_command(monkeypatch):
-    mine = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(ray, "init", lambda **_: ray._private.utils.set_sigterm_handler(lambda *_: sys.exit(15)))
     for module, name in (("worker", "print_to_stdstream"), ("utils", "set_sigterm_handler")):
         holder = getattr(ray._private, module)  # what other tests' clusters use comes back
         monkeypatch.setattr(holder, name, getattr(holder, name))
     ray_internals.start(lambda _: None)
-    assert signal.getsignal(signal.SIGTERM) is mine
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 @pytest.mark.usefixtures("ray_cluster")
