@@ -174,11 +174,11 @@ class Numbered(Student):
 
     def __init__(self):
         super().__init__()
-        self.views, self.kept = Counter(), []
+        self.views, self.batches = Counter(), []
 
     def forward(self, tokens):
         self.views[id(tokens)] += 1
-        self.kept.append(tokens)  # or another object could get its identity
+        self.batches.append(tokens)  # or another object could get its identity
         return normalize(super().forward(tokens) + torch.sin(self.views[id(tokens)] * torch.arange(DIM)), dim=1)
 
     def together(self, *sides):

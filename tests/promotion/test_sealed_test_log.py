@@ -28,11 +28,11 @@ from babeltune.planning.sweep_file import read_data
 
 storage, file, times = sys.argv[1:]
 data, root = read_data(file)
-found = read_eval(data.test, root)
+sets = read_eval(data.test, root)
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(int(times)):
-    print(record_opening(Path(storage), "m", storage, found).times, flush=True)
+    print(record_opening(Path(storage), "m", storage, sets).times, flush=True)
 """
 
 

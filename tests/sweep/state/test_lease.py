@@ -310,10 +310,10 @@ from babeltune.files import write_json
 from babeltune.sweep.state.fencing import FileLease, Lease, acquire, renewed, written_under
 place = Path(sys.argv[1])
 record = FileLease(place)
-held = acquire(record, Lease())
-with renewed(held):
+lease = acquire(record, Lease())
+with renewed(lease):
     while True:
-        with written_under(record, held):
+        with written_under(record, lease):
             write_json(place / "state.json", {"state": "first"})
         print("wrote", flush=True)
         sys.stdin.readline()
