@@ -92,12 +92,12 @@ def test_a_file_of_variables_is_where_docker_reads_it_on_the_host(path):
 
     (values,) = documents(path)
     synced = get_docker_host_mount_location(values["cluster_name"])
-    there = {f"{synced}{target}" for target in values.get("file_mounts", ())}
-    named = [option.split()[1] for option in values["docker"]["run_options"] if option.startswith("--env-file ")]
-    assert named
-    for file in named:
-        said = f"each has `~/.ray/auth_token` (the same one) and `{file}`"
-        assert file in there or said in (CLUSTERS / "README.md").read_text(encoding="utf-8")
+    targets = {f"{synced}{target}" for target in values.get("file_mounts", ())}
+    files = [option.split()[1] for option in values["docker"]["run_options"] if option.startswith("--env-file ")]
+    assert files
+    for file in files:
+        sentence = f"each has `~/.ray/auth_token` (the same one) and `{file}`"
+        assert file in targets or sentence in (CLUSTERS / "README.md").read_text(encoding="utf-8")
 
 
 def test_launcher_files_pass_rays_own_validation():
@@ -118,11 +118,11 @@ def test_ray_up_prepares_aws_and_starts_both_kinds_of_node_there(tmp_path, monke
     region = values["provider"]["region"]
     with moto.mock_aws():
         boto3.client("iam").create_instance_profile(InstanceProfileName="babeltune")
-        made = _bootstrap_config(values, no_config_cache=True)
-        kinds = made["available_node_types"]
+        config = _bootstrap_config(values, no_config_cache=True)
+        kinds = config["available_node_types"]
         worker = kinds["gpu_worker"]["resources"]
         assert (worker["GPU"], worker["CPU"], kinds["head"]["resources"]["GPU"]) == (1, 4, 0)
-        provider = AWSNodeProvider(made["provider"], made["cluster_name"])
+        provider = AWSNodeProvider(config["provider"], config["cluster_name"])
         for name, kind in kinds.items():
             tags = {TAG_RAY_NODE_KIND: "head" if name == "head" else "worker", TAG_RAY_USER_NODE_TYPE: name}
             provider.create_node(kind["node_config"], tags, 1)
@@ -163,9 +163,9 @@ def test_a_manifest_with_a_wrong_field_is_found(file, wrong):
 
 
 def test_every_container_says_what_it_takes():
-    found = [each for path in KUBERNETES for manifest in documents(path) for each in containers_in(manifest)]
-    assert found
-    for container in found:
+    containers = [each for path in KUBERNETES for manifest in documents(path) for each in containers_in(manifest)]
+    assert containers
+    for container in containers:
         assert {"requests", "limits"} <= container["resources"].keys(), container["name"]
 
 
@@ -189,11 +189,11 @@ def ray_clusters():
 
 
 def test_clusters_on_kubernetes_want_a_token_survive_their_head_and_scale():
-    found = list(ray_clusters())
-    assert len(found) == 3
+    clusters = list(ray_clusters())
+    assert len(clusters) == 3
     (uid,) = re.findall(r"--uid ([0-9]+)", (CLUSTERS / "Dockerfile").read_text(encoding="utf-8"))
     services = [m["metadata"]["name"] for path in KUBERNETES for m in documents(path) if m["kind"] == "Service"]
-    for spec in found:
+    for spec in clusters:
         assert spec["rayVersion"] == pinned()["ray"]
         assert spec["authOptions"] == {"mode": "token"}
         assert re.fullmatch(r"redis://([\w-]+):6379", spec["gcsFaultToleranceOptions"]["redisAddress"])[1] in services
@@ -273,8 +273,8 @@ def test_the_commands_of_the_readme_parse_and_its_files_exist():
         assert (ROOT / path).is_file(), path
     for path in CLUSTERS.rglob("*"):
         if path.is_file() and path != CLUSTERS / "README.md":
-            there = path.relative_to(CLUSTERS)
-            assert any(f"`{name}" in text for name in (there.as_posix(), f"{there.parts[0]}/")), there
+            place = path.relative_to(CLUSTERS)
+            assert any(f"`{name}" in text for name in (place.as_posix(), f"{place.parts[0]}/")), place
 
 
 def test_the_compose_file_fits_its_schema_and_hangs_together():
@@ -301,9 +301,9 @@ def test_the_secrets_of_mlflow_lie_outside_of_the_checkout_in_every_instruction(
         assert secret["file"] == f"${{MLFLOW_SECRETS:-${{HOME}}{place}}}/{name}"
     text = (CLUSTERS / "README.md").read_text(encoding="utf-8")
     assert f"secrets=~{place} " in text
-    made = re.findall(r"kubectl create secret .*--from-(?:env-)?file=(\S+)", text)
-    assert made
-    assert all(source.startswith('"$HOME/.babeltune/') for source in made)
+    sources = re.findall(r"kubectl create secret .*--from-(?:env-)?file=(\S+)", text)
+    assert sources
+    assert all(source.startswith('"$HOME/.babeltune/') for source in sources)
     assert "otate all three" in text
 
 
@@ -333,9 +333,9 @@ def test_an_image_copies_what_exists(file, context):
     lines = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
     assert {line.split()[0] for line in lines} <= INSTRUCTIONS
     for line in lines:
-        word, *rest = line.split()
+        word, *arguments = line.split()
         if word == "COPY":
-            assert all((context / source).exists() for source in rest[:-1]), line
+            assert all((context / source).exists() for source in arguments[:-1]), line
     assert not re.search(r":latest\b", text)
 
 
@@ -366,11 +366,11 @@ def test_the_slurm_script_starts_a_head_and_its_workers_with_a_token():
     assert "--requeue" in head
 
 
-@pytest.mark.parametrize("given", ["", "https://mlflow.example.com"])
-def test_each_sweep_on_slurm_has_an_mlflow_database_of_its_own(given):
+@pytest.mark.parametrize("address", ["", "https://mlflow.example.com"])
+def test_each_sweep_on_slurm_has_an_mlflow_database_of_its_own(address):
     text = (CLUSTERS / "slurm.sh").read_text(encoding="utf-8")
     (lines,) = re.findall(r"^name=.*?^export BABELTUNE_MLFLOW=.*?$", text, re.MULTILINE | re.DOTALL)
-    environment = {"PATH": "/usr/bin:/bin", "BABELTUNE_HOME": "/shared", "BABELTUNE_MLFLOW": given}
+    environment = {"PATH": "/usr/bin:/bin", "BABELTUNE_HOME": "/shared", "BABELTUNE_MLFLOW": address}
 
     def database(*arguments):
         command = ["bash", "-c", f'set -euo pipefail; {lines}; printf %s "$BABELTUNE_MLFLOW"', "slurm.sh", *arguments]
@@ -378,8 +378,8 @@ def test_each_sweep_on_slurm_has_an_mlflow_database_of_its_own(given):
 
     one, again, another = (database("spaces/a.yaml", "--trials", number) for number in ("8", "8", "9"))
     assert one == again, "the job that Slurm runs again"
-    if given:
-        assert one == another == given
+    if address:
+        assert one == another == address
     else:
         assert one != another
         assert re.fullmatch(r"sqlite:////shared/mlflow/a-[0-9]+/mlflow\.db", one)
@@ -407,6 +407,6 @@ LONG_HEX = re.compile(r"\b[0-9a-f]{24,}\b|AKIA[0-9A-Z]{16}|-----BEGIN")
 def test_no_file_holds_a_secret(path):
     text = re.sub(r"\bsha256:[0-9a-f]{64}\b", "", path.read_text(encoding="utf-8"))
     assert not LONG_HEX.search(text)
-    for found in SUSPECT.finditer(text):
-        assert HARMLESS.match(found[2]), found[0]
+    for match in SUSPECT.finditer(text):
+        assert HARMLESS.match(match[2]), match[0]
     assert not re.search(r"://[^/\s:@$]+:[^/\s@$]+@", text), "a password in an address"

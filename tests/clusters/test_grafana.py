@@ -40,42 +40,42 @@ def expressions():
 class Metric:
     """Stands in for one of Ray's, and writes down what it is sent."""
 
-    sent: ClassVar[list[tuple[object, ...]]] = []
+    values: ClassVar[list[tuple[object, ...]]] = []
 
     def __init__(self, name, description, tag_keys):
         self.name, self.tag_keys = name, tag_keys
 
     def set(self, value, tags):
         assert set(tags) == set(self.tag_keys)
-        Metric.sent.append((self.name, value, *[tags[key] for key in self.tag_keys[1:]]))
+        Metric.values.append((self.name, value, *[tags[key] for key in self.tag_keys[1:]]))
 
     inc = set
 
 
 @pytest.fixture
-def sent(monkeypatch):
+def values(monkeypatch):
     """What a sweep's metrics are sent."""
     monkeypatch.setattr(gauges, "Gauge", Metric)
     monkeypatch.setattr(gauges, "Counter", Metric)
-    monkeypatch.setattr(Metric, "sent", [])
-    return Metric.sent
+    monkeypatch.setattr(Metric, "values", [])
+    return Metric.values
 
 
 def report(index, score):
     return Report(index=index, step=index, pairs=100 * index, seconds=1, metrics={"dev/everyday/accuracy": score})
 
 
-def test_every_panel_asks_for_metrics_that_there_are(tiny_file, sent):
+def test_every_panel_asks_for_metrics_that_there_are(tiny_file, values):
     SweepGauges(read_sweep(tiny_file), "a").show("start", SweepLog(Path("none")))
     ours = {f"ray_{name}" for name in re.findall(r'"(babeltune_\w+)"', Path(gauges.__file__).read_text("utf-8"))}
-    assert {f"ray_{name}" for name, *_ in sent} < ours
+    assert {f"ray_{name}" for name, *_ in values} < ours
     panels = Path(ray.__file__).parent / "dashboard/modules/metrics/dashboards/default_dashboard_panels.py"
     assert all(f"{name}{{" in panels.read_text(encoding="utf-8") for name in OF_CORE)
-    there = ours | OF_CORE | {f"ray_{name}" for name in METRICS_GAUGES}
+    metrics = ours | OF_CORE | {f"ray_{name}" for name in METRICS_GAUGES}
     for title, expression in expressions():
-        asked = set(re.findall(r"\bray_\w+", expression))
-        assert asked, title
-        assert asked <= there, title
+        names = set(re.findall(r"\bray_\w+", expression))
+        assert names, title
+        assert names <= metrics, title
     assert ours <= {name for _, expression in expressions() for name in re.findall(r"\bray_\w+", expression)}
 
 
@@ -87,37 +87,37 @@ def test_panels_do_not_lie_on_one_another_and_have_a_text():
     assert set(re.findall(r"\$\{?(\w+)", json.dumps(BOARD))) == variables
 
 
-def test_gauges_count_trials_values_and_pairs_of_this_driver(tiny_file, sent, tmp_path):
+def test_gauges_count_trials_values_and_pairs_of_this_driver(tiny_file, values, tmp_path):
     log = SweepLog(tmp_path / "none")
     shown = SweepGauges(read_sweep(tiny_file), "a")
     for number in (0, 1):
         log.take({"event": "start", "number": number})
     log.trials[0].logged[1] = report(1, 0.25)  # of an earlier driver
     shown.show("start", log)
-    assert ("babeltune_trials", 2, "running") in sent
-    assert ("babeltune_best", 0.25, "dev/everyday/accuracy") in sent
-    assert not [name for name, *_ in sent if name == "babeltune_pairs_total"]
+    assert ("babeltune_trials", 2, "running") in values
+    assert ("babeltune_best", 0.25, "dev/everyday/accuracy") in values
+    assert not [name for name, *_ in values if name == "babeltune_pairs_total"]
     log.trials[0].logged[2], log.trials[1].logged[1] = report(2, 0.125), report(1, 0.5)
-    sent.clear()
+    values.clear()
     shown.show("report", log)
-    assert not sent, "a report within the interval"
+    assert not values, "a report within the interval"
     log.take({"event": "end", "number": 1, "state": "COMPLETE", "kind": "finished"})
     shown.show("end", log)
-    assert ("babeltune_trials", 1, "finished") in sent
-    assert ("babeltune_best", 0.5, "dev/everyday/accuracy") in sent
-    assert ("babeltune_pairs_total", 200) in sent
+    assert ("babeltune_trials", 1, "finished") in values
+    assert ("babeltune_best", 0.5, "dev/everyday/accuracy") in values
+    assert ("babeltune_pairs_total", 200) in values
 
 
 @contextmanager
-def prometheus(folder, found):
+def prometheus(folder, discovery):
     """The address of a Prometheus that reads what Ray's file says."""
     port = free_port()
-    scrapes = [{"job_name": "ray", "file_sd_configs": [{"files": [str(found)], "refresh_interval": "1s"}]}]
+    scrapes = [{"job_name": "ray", "file_sd_configs": [{"files": [str(discovery)], "refresh_interval": "1s"}]}]
     config = folder / "prometheus.yml"
     config.write_text(yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": scrapes}))
     command = [PROMETHEUS, f"--config.file={config}", f"--storage.tsdb.path={folder}/tsdb"]
-    with (folder / "prometheus.log").open("w") as said:
-        server = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=said, stderr=said)
+    with (folder / "prometheus.log").open("w") as log:
+        server = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
     try:
         wait_until(lambda: listens(port))
         yield f"http://127.0.0.1:{port}/api/v1"
@@ -136,10 +136,10 @@ def test_every_panel_has_a_line_after_a_sweep(tiny_file, loopback_only, tmp_path
     environment = environment_of_head(token) | {"RAY_metrics_report_interval_ms": "1000"}
     storage = with_stores(tmp_path / "storage")
     with started_head(environment, tmp_path / "head.log") as (_, ports, folder):
-        found = folder / "prom_metrics_service_discovery.json"
-        wait_until(lambda: listens(ports["metrics"]) and found.exists())
+        discovery = folder / "prom_metrics_service_discovery.json"
+        wait_until(lambda: listens(ports["metrics"]) and discovery.exists())
         cluster.write_text(f"address: 127.0.0.1:{ports['gcs']}\ntoken_file: {token}\nstorage: {storage}\n")
-        with prometheus(tmp_path, found) as address:
+        with prometheus(tmp_path, discovery) as address:
             command = [sys.executable, "-P", "-m", "babeltune.cli", "submit", str(tiny_file), "--cluster", str(cluster)]
             done = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False

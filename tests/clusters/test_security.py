@@ -41,13 +41,13 @@ def values_of(key, value):
 
 def pods():
     """Every pod of our manifests: its file, its template. There are some."""
-    found = []
+    pairs = []
     for path in MANIFESTS:
         for manifest in documents(path):
             templates = [*values_of("template", manifest), *values_of("submitterPodTemplate", manifest)]
-            found += [(path.stem, template) for template in templates]
-    assert found
-    return found
+            pairs += [(path.stem, template) for template in templates]
+    assert pairs
+    return pairs
 
 
 def containers(template):
@@ -59,15 +59,15 @@ def containers(template):
 
 def images_without_digest(paths):
     """The images that these files name in any other way than NAME:TAG@sha256:DIGEST."""
-    named = []
+    images = []
     for path in paths:
         if path.suffix == ".yaml":
-            named += [image for document in documents(path) for image in values_of("image", document)]
+            images += [image for document in documents(path) for image in values_of("image", document)]
         else:
-            named += re.findall(r"^ARG BASE=(\S*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+            images += re.findall(r"^ARG BASE=(\S*)", path.read_text(encoding="utf-8"), re.MULTILINE)
             assert re.findall(r"^FROM (\S+)", path.read_text(encoding="utf-8"), re.MULTILINE) == ["${BASE}"]
-    assert named
-    return [image for image in named if not BY_DIGEST.fullmatch(image)]
+    assert images
+    return [image for image in images if not BY_DIGEST.fullmatch(image)]
 
 
 def files_with_images():
@@ -157,9 +157,9 @@ def locked(path):
 
 @pytest.mark.parametrize(("path", "name", "extras"), LOCKED, ids=lambda value: getattr(value, "parent", Path()).name)
 def test_every_package_of_an_image_has_a_version_and_hashes(path, name, extras):
-    found = locked(path)
-    assert len(found) > 80
-    for version, hashes in found.values():
+    packages = locked(path)
+    assert len(packages) > 80
+    for version, hashes in packages.values():
         assert version
         assert hashes
         assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes)
@@ -180,25 +180,25 @@ def test_the_versions_of_an_image_are_those_of_the_constraints(path, name, extra
 @pytest.mark.parametrize(("path", "name", "extras"), LOCKED, ids=lambda value: getattr(value, "parent", Path()).name)
 def test_the_packages_of_an_image_need_no_other(path, name, extras):
     """Each requirement of each package is there, as far as the package is installed here to say what it requires."""
-    found = locked(path)
+    packages = locked(path)
     linux = {"python_version": "3.12", "python_full_version": "3.12.0", "sys_platform": "linux"}
     needed = {(name, ("", *extras))}
-    seen = set()
+    visits = set()
     while needed:
-        package, wanted = needed.pop()
-        if (package, wanted) in seen:
+        package, features = needed.pop()
+        if (package, features) in visits:
             continue
-        seen.add((package, wanted))
+        visits.add((package, features))
         try:
             lines = requires(package) or []
         except PackageNotFoundError:
             continue
         for requirement in map(Requirement, lines):
-            if requirement.marker is None or any(requirement.marker.evaluate({**linux, "extra": e}) for e in wanted):
+            if requirement.marker is None or any(requirement.marker.evaluate({**linux, "extra": e}) for e in features):
                 needed.add((canonicalize_name(requirement.name), ("", *sorted(requirement.extras))))
-    missing = {package for package, _ in seen} - {name, "babeltune"} - found.keys()
+    missing = {package for package, _ in visits} - {name, "babeltune"} - packages.keys()
     assert not missing, "run `make requirements`"
-    assert len(seen) > 50
+    assert len(visits) > 50
 
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.parent.name)
@@ -216,9 +216,9 @@ def test_an_image_installs_nothing_without_a_hash_and_runs_as_a_user(path):
 
 
 def test_every_pod_runs_as_a_user_under_a_seccomp_profile():
-    found = list(pods())
-    assert len(found) == 10
-    for file, template in found:
+    pairs = list(pods())
+    assert len(pairs) == 10
+    for file, template in pairs:
         context = template["spec"]["securityContext"]
         assert context["runAsNonRoot"] is True, file
         assert context["runAsUser"] > 0, file
@@ -270,9 +270,9 @@ def test_containers_of_docker_are_not_root_and_gain_no_rights():
 
 def policies():
     """The network policies by name. There are some."""
-    found = {each["metadata"]["name"]: each["spec"] for each in documents(CLUSTERS / "kuberay" / "network.yaml")}
-    assert found
-    return found
+    specs = {each["metadata"]["name"]: each["spec"] for each in documents(CLUSTERS / "kuberay" / "network.yaml")}
+    assert specs
+    return specs
 
 
 def labels_of_pods():
@@ -288,12 +288,12 @@ def test_every_pod_is_behind_a_policy_for_both_directions():
 
 
 def test_a_policy_names_who_may_come_and_by_which_port():
-    own = {dict(labels)["app"] for labels in labels_of_pods()}
+    apps = {dict(labels)["app"] for labels in labels_of_pods()}
     for name, spec in policies().items():
         for rule in spec["ingress"]:
             for peer in rule["from"]:
                 app = peer["podSelector"]["matchLabels"].get("app")
-                assert app in {*own, "babeltune-client"} or (name == "babeltune-ray" and "namespaceSelector" in peer)
+                assert app in {*apps, "babeltune-client"} or (name == "babeltune-ray" and "namespaceSelector" in peer)
                 assert rule.get("ports") or app == "babeltune-ray", "Ray alone chooses its ports"
 
 
@@ -356,8 +356,8 @@ def test_only_the_first_container_of_a_pod_sees_the_key_of_the_authority():
 def test_machines_of_ones_own_want_certificates():
     (launcher,) = documents(CLUSTERS / "ray_up" / "onprem.yaml")
     options = launcher["docker"]["run_options"]
-    named = {option.removeprefix("--env ").partition("=")[0] for option in options if option.startswith("--env ")}
-    assert named >= TLS
+    variables = {option.removeprefix("--env ").partition("=")[0] for option in options if option.startswith("--env ")}
+    assert variables >= TLS
     assert "--volume /etc/babeltune/tls:/etc/ray_tls:ro" in options
     text = (CLUSTERS / "README.md").read_text(encoding="utf-8")
     assert "sh clusters/tls.sh" in text
@@ -374,8 +374,8 @@ def test_certificates_are_for_the_addresses_and_names_that_were_given(tmp_path):
     authority = x509.load_pem_x509_certificate(before)
     certificate = x509.load_pem_x509_certificate((node / "tls.crt").read_bytes())
     certificate.verify_directly_issued_by(authority)
-    found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert {str(name.value) for name in found} == {"localhost", "127.0.0.1", *names}
+    alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {str(name.value) for name in alternatives} == {"localhost", "127.0.0.1", *names}
     assert sorted(path.name for path in node.iterdir()) == ["ca.crt", "tls.crt", "tls.key"]
     assert (node / "tls.key").stat().st_mode & 0o077 == 0
     assert (ca / "ca.key").stat().st_mode & 0o077 == 0

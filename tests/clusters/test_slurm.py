@@ -62,18 +62,18 @@ def slurm(tmp_path):
     for name, does in PLAYED.items():
         (programs / name).write_text(f"#!/bin/bash\n{does}\n")
         (programs / name).chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY", "SLURM"))}
-    kept |= {"PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}", "RAY_TMPDIR": str(place)}
-    kept |= {"SAID": str(tmp_path / "srun"), "BABELTUNE_HOME": str(tmp_path / "home"), MARK: mark}
-    kept |= {"SLURM_JOB_NODELIST_HET_GROUP_1": "train[1-2]", "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1": "1(x2)"}
+    base = {name: value for name, value in os.environ.items() if not name.startswith(("RAY", "SLURM"))}
+    base |= {"PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}", "RAY_TMPDIR": str(place)}
+    base |= {"SAID": str(tmp_path / "srun"), "BABELTUNE_HOME": str(tmp_path / "home"), MARK: mark}
+    base |= {"SLURM_JOB_NODELIST_HET_GROUP_1": "train[1-2]", "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1": "1(x2)"}
     (tmp_path / "home").mkdir()
 
     @contextlib.contextmanager
     def job(number, *arguments):
-        environment = {**kept, "SLURM_JOB_ID": str(number), "SLURM_CPUS_ON_NODE": "1", "SLURM_SUBMIT_DIR": str(ROOT)}
-        with (tmp_path / "said").open("w") as said:
+        environment = {**base, "SLURM_JOB_ID": str(number), "SLURM_CPUS_ON_NODE": "1", "SLURM_SUBMIT_DIR": str(ROOT)}
+        with (tmp_path / "said").open("w") as log:
             command = ["bash", str(ROOT / "clusters" / "slurm.sh"), *arguments]
-            batch = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
+            batch = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
             try:
                 yield batch, lambda: (tmp_path / "said").read_text()
             finally:
@@ -85,36 +85,36 @@ def slurm(tmp_path):
     shutil.rmtree(place, ignore_errors=True)
 
 
-def left(mark_of):
+def processes_of(mark_of):
     """The processes of a job that are still there."""
-    found = []
+    commands = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get("BABELTUNE_HOME") == mark_of and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(process.cmdline())[:80])
-    return found
+                commands.append(" ".join(process.cmdline())[:80])
+    return commands
 
 
 def nothing_is_left(home):
-    wait_until(lambda: not left(str(home)), lambda: left(str(home)), every=0.2)
+    wait_until(lambda: not processes_of(str(home)), lambda: processes_of(str(home)), every=0.2)
 
 
 def test_a_job_stops_before_its_time_limit_and_goes_on_when_submitted_again(slurm, tiny_file, tmp_path):
     sets = ("--set", "training.pairs=19200")
     folder = SweepFolder(tmp_path / "home" / "sweeps" / sweep_id(read_sweep(tiny_file, assignments=sets[1:])))
-    with slurm(7001, str(tiny_file), *sets) as (batch, said):
+    with slurm(7001, str(tiny_file), *sets) as (batch, output):
         secret = tmp_path / "home" / ".ray_token.7001"
 
         def begun():
-            assert batch.poll() is None, said()
+            assert batch.poll() is None, output()
             return folder.path.exists() and "running" in states(folder)
 
-        wait_until(begun, said)
+        wait_until(begun, output)
         assert secret.stat().st_mode & 0o777 == 0o600
         token = secret.read_text()
-        assert not [line for line in left(str(tmp_path / "home")) if token in line]
+        assert not [line for line in processes_of(str(tmp_path / "home")) if token in line]
         batch.send_signal(signal.SIGTERM)
-        assert batch.wait(PATIENCE_S) == 130, said()
+        assert batch.wait(PATIENCE_S) == 130, output()
         assert not secret.exists()
     nothing_is_left(tmp_path / "home")
     assert folder.state() == "interrupted"
@@ -122,8 +122,8 @@ def test_a_job_stops_before_its_time_limit_and_goes_on_when_submitted_again(slur
     assert requeued.read_text() == "7001\n"
     options = (tmp_path / "srun").read_text().split()
     assert {"--het-group=1", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=1"} == set(options)
-    with slurm(7001, str(tiny_file), *sets) as (batch, said):
-        assert batch.wait(PATIENCE_S) == 0, said()
+    with slurm(7001, str(tiny_file), *sets) as (batch, output):
+        assert batch.wait(PATIENCE_S) == 0, output()
     nothing_is_left(tmp_path / "home")
     assert requeued.read_text() == "7001\n", "what has finished is not run again"
     assert len(list((tmp_path / "home" / "mlflow").glob("*/mlflow.db"))) == 1

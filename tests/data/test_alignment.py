@@ -60,7 +60,7 @@ def nearest(a, b, least, content):
     """Mutual nearest neighbours, from the definition; sentences are lists of words."""
     pairs = list(zip(a, b, strict=True))
 
-    def known(side, word):
+    def is_usable(side, word):
         return word in content and sum(word in pair[side] for pair in pairs) >= TOGETHER
 
     def cosine(x, y):
@@ -70,7 +70,7 @@ def nearest(a, b, least, content):
 
     rows = []
     for number, (s, t) in enumerate(pairs):
-        some_s, some_t = ({w for w in side if known(k, w)} for k, side in enumerate((s, t)))
+        some_s, some_t = ({w for w in side if is_usable(k, w)} for k, side in enumerate((s, t)))
         for x in some_s:
             for y in some_t:
                 here = cosine(x, y)
@@ -100,10 +100,10 @@ def test_mutual_nearest_neighbours_are_those_of_the_definition(pairs, least, con
     a, b = ([list(side) for side in sides] for sides in zip(*pairs, strict=True))
     word_sets = [find_words([" ".join(side) for side in sides]) for sides in (a, b)]
     texts = np.tile(np.arange(len(pairs))[:, None], 2)
-    wanted = tuple(np.array([word in content for word in f.vocabulary], bool) for f in word_sets)
+    masks = tuple(np.array([word in content for word in f.vocabulary], bool) for f in word_sets)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(alignment, "BLOCK", block)
-        samples, scores = mutual(*word_sets, texts, wanted, least)
+        samples, scores = mutual(*word_sets, texts, masks, least)
     places = [(p, i - word_sets[0].first[p], j - word_sets[1].first[p]) for p, i, j in samples.tolist()]
     scored = sorted((*place, *pair) for place, pair in zip(places, scores.tolist(), strict=True))
     assert scored == nearest(a, b, least, content)
@@ -114,8 +114,8 @@ def test_a_large_corpus_is_counted_in_part(monkeypatch):
     monkeypatch.setattr(alignment, "COUNTED", 6)
     texts = [("dog runs", "chien court"), ("dog", "chien"), ("cat runs", "chat court"), ("cat", "chat")] * 3
     word_sets = [find_words([pair[side] for pair in texts]) for side in (0, 1)]
-    wanted = tuple(np.ones(len(f.vocabulary), bool) for f in word_sets)
-    samples, _ = mutual(*word_sets, np.tile(np.arange(12)[:, None], 2), wanted, 0.1)
+    masks = tuple(np.ones(len(f.vocabulary), bool) for f in word_sets)
+    samples, _ = mutual(*word_sets, np.tile(np.arange(12)[:, None], 2), masks, 0.1)
     assert set(samples[:, 0].tolist()) == set(range(12))
 
 

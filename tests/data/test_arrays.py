@@ -136,13 +136,13 @@ def in_turn(left, right):
     for side, keys in enumerate((left, right)):
         for place, key in enumerate(keys):
             places.setdefault(key, ([], []))[side].append(place)
-    both = [(ours, theirs) for ours, theirs in places.values() if ours and theirs]
+    both = [(ours, others) for ours, others in places.values() if ours and others]
     rows = [
-        (ours[turn % len(ours)], theirs[turn % len(theirs)])
-        for ours, theirs in both
-        for turn in range(max(len(ours), len(theirs)))
+        (ours[turn % len(ours)], others[turn % len(others)])
+        for ours, others in both
+        for turn in range(max(len(ours), len(others)))
     ]
-    return rows, sum(len(ours) * len(theirs) for ours, theirs in both)
+    return rows, sum(len(ours) * len(others) for ours, others in both)
 
 
 @pytest.mark.slow

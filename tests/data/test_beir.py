@@ -57,8 +57,8 @@ def task(language="eng", source=None, **more):
     return Retrieval(name="search", language=language, source=any_source(**source), **more)
 
 
-def read(root, wanted):
-    return read_tasks([wanted], root, ENG)
+def read(root, retrieval):
+    return read_tasks([retrieval], root, ENG)
 
 
 def bitext(root, rows, languages="eng fra", **more):
@@ -124,15 +124,15 @@ HUB = {"path": None, "dataset": "hub"}
 @pytest.mark.parametrize("id_name", ["_id", "id"])
 def test_a_data_set_of_the_hub_is_the_set_that_its_files_are(tmp_path, id_name):
     languages = {"language": None, "languages": ("eng", "fra")}
-    wanted = read(folder(tmp_path), task(**languages))
+    expected = read(folder(tmp_path), task(**languages))
     sets = read(data_set(tmp_path, id_name=id_name), task(source=HUB, **languages))
-    assert sets == wanted
+    assert sets == expected
     (dev,) = read(tmp_path, task(source=HUB, qrels="dev"))
     assert dev.left == ("who sleeps",)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("fields", "words"),
     [
         ({"judged": ("q1\td7\t1",)}, r"hub\[qrels\]:1: unknown id: hub\[corpus\] has no `_id` 'd7'"),
         ({"judged": ("q1\td1\t0",)}, r"hub\[qrels\] names no relevant document"),
@@ -145,9 +145,9 @@ def test_a_data_set_of_the_hub_is_the_set_that_its_files_are(tmp_path, id_name):
         ({"queries": ({"name": "q1", "text": "who"},)}, r"hub\[queries\]:1: empty side: nothing in '_id'"),
     ],
 )
-def test_what_a_data_set_of_the_hub_lacks_is_named(tmp_path, given, words):
+def test_what_a_data_set_of_the_hub_lacks_is_named(tmp_path, fields, words):
     with pytest.raises(DataError, match=words):
-        read(data_set(tmp_path, **given), task(source=HUB))
+        read(data_set(tmp_path, **fields), task(source=HUB))
 
 
 def test_a_split_that_a_data_set_does_not_have_is_named(tmp_path):
@@ -302,13 +302,13 @@ def test_dev_and_test_queries_over_one_corpus_do_not_spoil_the_test(tmp_path):
     folder(tmp_path, judged=["q1\td1\t1"], split="dev")
     folder(tmp_path, judged=["q3\td10\t1", "q4\td2\t1"])
 
-    def seen(dev):
+    def overlap(dev):
         data = Data(train=(train,), dev=(task(qrels=dev),), test=(task(),))
         return build_corpus(data, tmp_path, seed=0).contamination.seen
 
-    assert seen("dev") == {}, "documents are shared, queries are not"
+    assert overlap("dev") == {}, "documents are shared, queries are not"
     folder(tmp_path, judged=["q1\td1\t1", "q3\td10\t1"], split="both")
-    assert seen("both")["test/search"] == {"texts": 2, "dev": 1, "share": 0.5}
+    assert overlap("both")["test/search"] == {"texts": 2, "dev": 1, "share": 0.5}
 
 
 def search(**changes):
@@ -319,7 +319,7 @@ def search(**changes):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "words"),
+    ("retrieval", "words"),
     [
         ({"name": "x", "task": "retrieval"}, "dev.0.source: this key is missing"),
         (search(language=None), "needs `language`, if all texts are in one, or `languages`.*it has neither"),
@@ -339,17 +339,17 @@ def search(**changes):
          "dev.0.cutoff: 5 is for task 'retr"),
     ],
 )  # fmt: skip
-def test_what_a_search_task_may_say_is_checked(wanted, words):
-    problems = refusals(dev=[wanted])
+def test_what_a_search_task_may_say_is_checked(retrieval, words):
+    problems = refusals(dev=[retrieval])
     assert any(re.search(words, line) for line in problems), problems
 
 
 def test_a_set_that_is_not_there_is_found_before_anything_starts(tiny_file, tmp_path):
     folder(tmp_path, split="dev")
 
-    def unread(wanted):
+    def unread(retrieval):
         sweep = read_sweep(tiny_file)
-        sweep = replace(sweep, data=replace(sweep.data, train=(), dev=(wanted,), test=()))
+        sweep = replace(sweep, data=replace(sweep.data, train=(), dev=(retrieval,), test=()))
         return [words for key, words in unreachable(sweep, tmp_path, Hub({"HF_HUB_OFFLINE": "1"})) if "dev" in key]
 
     assert unread(task(qrels="dev")) == []
@@ -362,14 +362,14 @@ def test_a_set_that_is_not_there_is_found_before_anything_starts(tiny_file, tmp_
 def test_metrics_are_named_by_the_cutoff_and_each_subset(tiny_file, tmp_path):
     sweep = read_sweep(tiny_file)
 
-    def named(wanted):
-        return dev_metrics(replace(sweep, data=replace(sweep.data, dev=(wanted,), split=None)))
+    def metrics_of(retrieval):
+        return dev_metrics(replace(sweep, data=replace(sweep.data, dev=(retrieval,), split=None)))
 
     names = ("ndcg_at_10", "mrr_at_10", "recall_at_20")
     means = tuple(f"dev/search/{name}" for name in names)
     of = {code: tuple(f"dev/search/{code}/{name}" for name in names) for code in ("eng", "fra", "fra-eng")}
-    assert named(task(cutoff=20)) == (*means, *of["eng"])
-    assert named(task(language=None, languages=("eng", "fra"), cutoff=20)) == (*means, *of["eng"], *of["fra"])
+    assert metrics_of(task(cutoff=20)) == (*means, *of["eng"])
+    assert metrics_of(task(language=None, languages=("eng", "fra"), cutoff=20)) == (*means, *of["eng"], *of["fra"])
     rows = [("Hi", "Salut")]
-    assert named(bitext(tmp_path, rows, cutoff=20)) == (*means, *of["fra-eng"])
-    assert named(bitext(tmp_path, rows, cutoff=20, corpus="mixed")) == (*means, *of["eng"], *of["fra"])
+    assert metrics_of(bitext(tmp_path, rows, cutoff=20)) == (*means, *of["fra-eng"])
+    assert metrics_of(bitext(tmp_path, rows, cutoff=20, corpus="mixed")) == (*means, *of["eng"], *of["fra"])

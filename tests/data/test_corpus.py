@@ -97,7 +97,7 @@ def test_reading_counts_the_bytes_of_the_files_and_cleaning_the_pairs(tmp_path, 
     dev = Bitext(name="d", source=source(tmp_path, "d", "fra eng", [("Merci.", "Thanks.")]))
     noticed: dict[str, list[tuple[int, int]]] = {}
     data = Data(train=(plain_text, packed, table), dev=(dev,))
-    build_corpus(data, tmp_path, 0, progress=lambda what, *far: noticed.setdefault(what, []).append(far))
+    build_corpus(data, tmp_path, 0, progress=lambda stage, *far: noticed.setdefault(stage, []).append(far))
     assert [*noticed] == ["reading the corpus", "cleaning the corpus"]
     size = sum((tmp_path / name).stat().st_size for name in ("a.tsv", "b.tsv", "c.parquet", "d.tsv"))
     read, cleaned = noticed.values()
@@ -345,20 +345,20 @@ def test_originals_in_another_language_are_not_translated(tmp_path):
         source(tmp_path, "s", "fra eng", [row[::-1] for row in MIXED]),
         TranslateSource(name="back", format="translate", translation=how),
     )
-    seen: list[str] = []
+    originals: list[str] = []
 
     def translate(source, texts):
-        seen.extend(texts)
+        originals.extend(texts)
         return StandIn(0)(source, texts)
 
     def cleaned(mode):
-        seen.clear()
+        originals.clear()
         return build_corpus(Data(train=train, clean=Clean(language=mode)), tmp_path, 0, translate).counts["back"]
 
     assert cleaned("drop")["dropped: not in fra"] == 2
-    assert len(seen) == 4
+    assert len(originals) == 4
     assert cleaned("count")["not in fra"] == 2
-    assert len(seen) == 6
+    assert len(originals) == 6
 
 
 # --- split (D36) ---------------------------------------------------------------------------------------------------
@@ -688,9 +688,9 @@ def test_what_a_corpus_spills_is_bounded_by_its_text_and_gone_afterwards(tmp_pat
 
     def watched(self, *more):
         nonlocal peak
-        made = mapped(self, *more)
+        array = mapped(self, *more)
         peak = max(peak, spilled(tmp_path))
-        return made
+        return array
 
     monkeypatch.setattr(arrays.ScratchFile, "mapped", watched)
     with arrays.scratch_in(tmp_path):

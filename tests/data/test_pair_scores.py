@@ -117,11 +117,11 @@ def test_a_pair_is_as_similar_as_its_nearest_earlier_pair_of_the_same_languages(
 
 
 def test_among_many_alike_pairs_the_nearest_decides():
-    left = [f"The train to the north leaves at {hour} from track {hour * 7 % 31}." for hour in range(60)]
-    left.append("The train to the north leaves at 45 from track 5 .")
-    ids = np.arange(len(left))
+    sentences = [f"The train to the north leaves at {hour} from track {hour * 7 % 31}." for hour in range(60)]
+    sentences.append("The train to the north leaves at 45 from track 5 .")
+    ids = np.arange(len(sentences))
     corpus = SimpleNamespace(
-        texts=Texts.of(left), pairs=np.stack([ids, ids], axis=1), pair_groups=np.zeros(len(left), np.int64)
+        texts=Texts.of(sentences), pairs=np.stack([ids, ids], axis=1), pair_groups=np.zeros(len(sentences), np.int64)
     )
     assert similarities(corpus)[60] == 1, "it repeats the pair of 45, and many others are nearly equal to it"
 
@@ -210,9 +210,9 @@ def test_a_hundred_margins_are_one_scoring_and_no_second_encoding_by_the_teacher
     assert (len(digests), len(scorings)) == (1, 1)
     assert len(encoded) == 1, "the first sweep encodes, and no other"
     assert encodings
-    left = [len(passing(prepared, Sampling(least_margin=least))) for least in tried.tolist()]
-    assert left == sorted(left, reverse=True)
-    assert len(set(left)) > 20, "each of many trials has pairs of its own"
+    counts = [len(passing(prepared, Sampling(least_margin=least))) for least in tried.tolist()]
+    assert counts == sorted(counts, reverse=True)
+    assert len(set(counts)) > 20, "each of many trials has pairs of its own"
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def test_a_second_preparation_finds_every_store_and_gives_the_same_record(tiny, 
     assert again == prepared
     assert stores(tiny_storage) == before
     assert {name.partition("-")[0] for name in before} >= {"overlap", "prepared", "teacher", "tokenizer", "tokens"}
-    assert not any(what == "encoding with the teacher" for what, _, _ in calls), "nothing is encoded again"
+    assert not any(stage == "encoding with the teacher" for stage, _, _ in calls), "nothing is encoded again"
 
 
 def test_the_record_is_read_back_as_it_was_written(tiny, tmp_path):
@@ -188,9 +188,9 @@ def test_a_progress_listener_hears_of_every_stage(tiny, tmp_path):
     source = replace(sweep.data.train[0], cap=40)
     small = replace(sweep, data=replace(sweep.data, train=(source,)))
     noticed = []
-    prepare(small, tmp_path, progress=lambda what, done, total: noticed.append((what, done, total)))
-    stages = list(dict.fromkeys(what for what, _, _ in noticed))
+    prepare(small, tmp_path, progress=lambda stage, done, total: noticed.append((stage, done, total)))
+    stages = list(dict.fromkeys(stage for stage, _, _ in noticed))
     first = ["reading the corpus", "cleaning the corpus", "making the tokenizer"]
     assert stages == [*first, "tokenizing", "encoding with the teacher"]
     assert all(0 <= done <= total for _, done, total in noticed)
-    assert {what: done == total for what, done, total in noticed} == dict.fromkeys(stages, True)
+    assert {stage: done == total for stage, done, total in noticed} == dict.fromkeys(stages, True)

@@ -42,7 +42,7 @@ def whole(tmp_path_factory):
 def cut(whole, tiny_file, tiny_storage):
     """Makes a sweep's only trial, with this student, from the whole model; its data, and its student's encoder."""
 
-    def made(**fields):
+    def build(**fields):
         student = {"model": str(whole), "prompt": "query: ", "max_tokens": 16, **fields}
         assignments = [f"student={student}".replace("True", "true"), "method=translation_ranking", "parameters={}"]
         assignments += ["config={hard_negatives: 0}", "training.pairs=16", "training.global_batch=8"]
@@ -50,7 +50,7 @@ def cut(whole, tiny_file, tiny_storage):
         prepared, trial = prepare(sweep, tiny_storage), make_trial(sweep, 0, {})
         return sweep, prepared, trial, make_student(trial, prepared)
 
-    return made
+    return build
 
 
 def exported(parts, folder):

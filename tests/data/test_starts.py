@@ -146,9 +146,9 @@ def test_a_transformers_table_is_the_static_ones_or_what_its_dense_layer_makes_o
     assert trial.student.vocabulary == 500
     assert token_set(trial, prepared).vocabulary == 500
     encoder = make_student(trial, prepared)
-    wanted = static.word_embeddings if width == 32 else static.projection(static.word_embeddings)
-    scale = encoder.word_embeddings.std() / wanted.std()
-    torch.testing.assert_close(encoder.word_embeddings, wanted * scale)
+    table = static.word_embeddings if width == 32 else static.projection(static.word_embeddings)
+    scale = encoder.word_embeddings.std() / table.std()
+    torch.testing.assert_close(encoder.word_embeddings, table * scale)
     assert encoder.word_embeddings.std().item() == pytest.approx(WORD_STD, rel=0.1)
     run = TrialTrainer(trial, prepared, tiny_storage / f"from-table-{width}", Printer([]), ProcessGroup(), CPU)
     assert len(run.train()) == 2

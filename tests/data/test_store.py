@@ -31,13 +31,13 @@ ROWS = np.arange(60, dtype="<f2").reshape(20, 3)
 
 
 def write_rows(folder, shards=(8, 12)):
-    start, written = 0, []
+    start, files = 0, []
     for number, rows in enumerate(shards):
         name = f"rows-{number}.bin"
         ROWS[start : start + rows].tofile(folder / name)
-        written.append((name, rows))
+        files.append((name, rows))
         start += rows
-    return Contents(arrays={"rows": Array("<f2", 3, tuple(written))}, facts={"forwarded": 20})
+    return Contents(arrays={"rows": Array("<f2", 3, tuple(files))}, facts={"forwarded": 20})
 
 
 def build_rows(root):
@@ -233,12 +233,12 @@ def test_a_builder_that_is_killed_at_any_moment_makes_no_shard_again(tmp_path):
         folder = build_shards(root, log)
         shards = log.read_text().split()
         assert len(shards) == len(set(shards)), f"made again after a kill at change {change}"
-        left = {path.name for path in folder.iterdir()} - read_store(folder, verify=True).files.keys() - {store.RECORD}
-        assert all(name.endswith(DONE) for name in left)
+        files = {path.name for path in folder.iterdir()} - read_store(folder, verify=True).files.keys() - {store.RECORD}
+        assert all(name.endswith(DONE) for name in files)
         if not killed:
             break
     assert change > 10
-    assert not left
+    assert not files
 
 
 def test_an_altered_record_is_noticed(tmp_path):

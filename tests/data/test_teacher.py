@@ -327,13 +327,13 @@ def test_an_encoding_that_was_cut_off_goes_on_with_the_shards_that_are_left(
         monkeypatch.setattr(module, "SHARD_ROWS", (20, 20))
     encoded, steps = [], []
 
-    def counted(function, arguments, *, gpu):
+    def counting_run(function, arguments, *, gpu):
         for each in arguments:
             encoded.append(function(*each))
             yield encoded[-1]
 
     folder = build_teacher_store(
-        tmp_path, TEXTS, teacher, run_shards=counted, progress=lambda *step: steps.append(step)
+        tmp_path, TEXTS, teacher, run_shards=counting_run, progress=lambda *step: steps.append(step)
     )
     ids = np.arange(len(TEXTS))
     assert np.array_equal(open_matrix(folder, verify=True).rows(ids), open_matrix(whole).rows(ids))

@@ -12,14 +12,14 @@ def test_a_corpus_that_is_cleaned_in_shards_has_the_same_bytes(tmp_path, run):
     data = data_in(tmp_path)
     calls = []
 
-    def counted(function, arguments, *, gpu=False):
+    def counting_run(function, arguments, *, gpu=False):
         calls.append([each[1].__name__ if callable(each[1]) else "read" for each in arguments])
         return run(function, arguments)
 
     whole = cleaned(data, tmp_path)
     assert whole.counts["copies"]["no_near_overlap"] < whole.counts["copies"]["no_overlap"]
     with tiny_shards():
-        parts = cleaned(data, tmp_path, TextShards(counted, tmp_path / "stores"))
+        parts = cleaned(data, tmp_path, TextShards(counting_run, tmp_path / "stores"))
     assert digest_of(parts) == digest_of(whole)
     functions = {"read", "sentence_keys", "text_hashes", "strangers", "near_in_shard"}
     assert {name for names in calls for name in names} == functions

@@ -37,14 +37,14 @@ def test_a_tokens_vector_is_the_mean_of_its_pairs_less_that_of_all(monkeypatch):
     vectors = teacher.rows(rows).astype(np.float64)
     expected = np.zeros((size, dim))
     for token in range(size):
-        seen = [
+        deviations = [
             vectors[i] - vectors.mean(0)
             for i, pair in enumerate(pairs)
             for text in pair
             for value in tokens.take(np.array([text]))[0]
             if value == token
         ]
-        expected[token] = np.sum(seen, axis=0) / (len(seen) + PRIOR) if seen else 0
+        expected[token] = np.sum(deviations, axis=0) / (len(deviations) + PRIOR) if deviations else 0
     np.testing.assert_allclose(mean_vectors(tokens, teacher, pairs, rows, size=size), expected, atol=1e-5)
     assert not expected[size - 1].any(), "a token that occurs nowhere has zeros"
 
@@ -62,12 +62,12 @@ def test_a_student_that_begins_with_the_teachers_vectors_finds_translations(begu
     tokens = open_ragged(Path(prepared.tokens[tokenizer_key(trial.student, prepared.text_digest)].train))
     pairs = prepared.pairs()[:200]
 
-    def found(encoder):
+    def accuracy(encoder):
         sides = [encoder(sentences(tokens, pairs[:, side])) for side in (0, 1)]
         return (sides[0] @ sides[1].T).argmax(1).eq(torch.arange(len(pairs))).float().mean()
 
     with torch.no_grad():
-        assert found(make_student(trial, prepared)) > 2 * found(make_student(plain, prepared))
+        assert accuracy(make_student(trial, prepared)) > 2 * accuracy(make_student(plain, prepared))
 
 
 def sentences(tokens, ids):
@@ -90,8 +90,8 @@ def test_tokens_can_be_encoded_alone_and_frequent_ones_are_shorter(tiny_file, ti
     values = texts.take(np.arange(len(texts)))[0]
     for token in (0, 9, 100, int(np.bincount(values).argmax()), 499):
         share = (values == token).mean()
-        wanted = encoded[distinct.index(alone[token])] * 1e-3 / (1e-3 + share) if alone[token] else 0
-        assert np.abs(vectors[token] - wanted).max() < 1e-3
+        expected = encoded[distinct.index(alone[token])] * 1e-3 / (1e-3 + share) if alone[token] else 0
+        assert np.abs(vectors[token] - expected).max() < 1e-3
     assert make_student(trial, prepared) is not None
     assert str(Path(tokens.vectors["teacher_tokens"]).parent) in map(str, prepared.folders()), "clean leaves it"
 
@@ -100,12 +100,12 @@ def test_the_first_vectors_point_where_the_mean_of_the_tokens_does(begun):
     sweep, prepared = begun
     trial = make_trial(sweep, 0, {})
     prepared_tokens = prepared.tokens[tokenizer_key(trial.student, prepared.text_digest)]
-    wanted = torch.from_numpy(np.load(prepared_tokens.vectors["teacher"]))
+    table = torch.from_numpy(np.load(prepared_tokens.vectors["teacher"]))
     tokens = open_ragged(Path(prepared_tokens.train))
     for width, least in ((384, 0.9), (512, 0.9), (96, 0.75)):  # a narrow table keeps the main directions
         narrow = replace(trial, student=replace(trial.student, width=width))
         some = sentences(tokens, prepared.pairs()[:100, 1])
-        means = torch.stack([wanted[ids].mean(0) for ids in some.ids.split(some.lengths.tolist())])
+        means = torch.stack([table[ids].mean(0) for ids in some.ids.split(some.lengths.tolist())])
         with torch.no_grad():
             cosines = torch.nn.functional.cosine_similarity(make_student(narrow, prepared)(some), means)
         assert cosines.mean() > least

@@ -68,7 +68,7 @@ def source(how, **changes):
 
 
 def translator(place, seed=0):
-    return Translator(place, seed, lambda what, done, of: None)
+    return Translator(place, seed, lambda stage, done, of: None)
 
 
 @pytest.mark.slow
@@ -90,10 +90,10 @@ def test_a_batch_says_what_the_model_says_of_each_text_alone(how, folder, beams)
 
 
 def test_prefix_and_first_token_are_the_models(how, folder):
-    def said(**changes):
+    def translations(**changes):
         return TranslationModel(replace(how, **changes), folder, "back").translate(TEXTS[:9], lambda done: None)[0]
 
-    plain, prefixed, begun = said(), said(prefix="water "), said(target_token="__two__")
+    plain, prefixed, begun = translations(), translations(prefix="water "), translations(target_token="__two__")
     assert (
         prefixed
         == TranslationModel(how, folder, "b").translate(["water " + t for t in TEXTS[:9]], lambda done: None)[0]
@@ -289,7 +289,7 @@ def test_a_sweep_reads_translations_from_its_storage(how, tiny_file, tmp_path):
     sweep = read_sweep(tiny_file, assignments=file_of(tmp_path, how, prefix="friend "))
     assert sweep.data.train[1].synthetic
     noted = []
-    corpus = read_corpus(sweep, tmp_path, lambda *what: noted.append(what))
+    corpus = read_corpus(sweep, tmp_path, lambda *step: noted.append(step))
     assert corpus.digests["back"].startswith("synthetic:")
     assert ("translating back", 30, 30) in noted
     assert any(path.name.startswith("translations-") for path in (tmp_path / "stores").iterdir())

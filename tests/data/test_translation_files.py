@@ -139,8 +139,8 @@ def test_a_unit_with_a_text_in_no_language_is_one_reason_and_no_language_more(tm
     content = f"<tmx><body>{units}</body></tmx>".encode()
     rows, left_out = rows_of(tmp_path / "m.tmx", content, format="tmx")
     assert (rows, left_out) == ([("Deux.", "Two.")], {"no xml:lang": 1})
-    found = translation_files.units(tmp_path / "m.tmx", "tmx", hashlib.sha256(), 1000)
-    assert translation_files.unit_languages(found) == ["en", "fr"]
+    parts = translation_files.units(tmp_path / "m.tmx", "tmx", hashlib.sha256(), 1000)
+    assert translation_files.unit_languages(parts) == ["en", "fr"]
 
 
 OFFICE = "http://schemas.openxmlformats.org"

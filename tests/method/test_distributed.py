@@ -33,10 +33,10 @@ def observe(rank: int) -> dict:
     """What one rank sees of everything that `ProcessGroup` does. A warning that something is old is an error."""
     warnings.simplefilter("error", FutureWarning)
     ranks = ProcessGroup()
-    own = everyone().split(SIZES)[rank].clone().requires_grad_()
-    asked = ranks(own).tolist()
+    rows = everyone().split(SIZES)[rank].clone().requires_grad_()
+    without_sizes = ranks(rows).tolist()
     ranks.set_sizes(SIZES)
-    gathered = ranks(own)
+    gathered = ranks(rows)
     (coefficients(rank) * gathered).sum().backward()
     ids = ranks(torch.arange(5).split(SIZES)[rank] + 2**40)
     try:
@@ -53,9 +53,9 @@ def observe(rank: int) -> dict:
     ranks.sum_gradients(parameters)
     return {
         "who": [ranks.rank, ranks.world, ranks.backend],
-        "asked": asked,
+        "without_sizes": without_sizes,
         "gathered": gathered.tolist(),
-        "gradient": own.grad.tolist(),
+        "gradient": rows.grad.tolist(),
         "ids": ids.tolist(),
         "refused": refused,
         "offset": ranks.offset(SIZES[rank]),
@@ -68,8 +68,8 @@ def observe(rank: int) -> dict:
 def observed(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("ranks")
     # LOCAL_RANK lies, as on a second machine: what counts is the global rank.
-    found = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0", "PYTHONPATH": found}
+    search_path = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0", "PYTHONPATH": search_path}
     processes = [
         subprocess.Popen([sys.executable, __file__, str(rank), str(folder)], env=environment) for rank in range(WORLD)
     ]
@@ -79,29 +79,29 @@ def observed(tmp_path_factory) -> list[dict]:
 
 @pytest.mark.trap(2, 3)
 def test_all_rows_arrive_in_the_order_of_global_ranks_whatever_their_sizes(observed):
-    for rank, seen in enumerate(observed):
-        assert seen["who"] == [rank, WORLD, "gloo"]
-        assert seen["gathered"] == seen["asked"] == everyone().tolist()
-        assert seen["ids"] == [2**40 + i for i in range(5)], "large numbers stay exact"
-        assert "were announced" in seen["refused"], "as many rows as were announced, or none"
+    for rank, record in enumerate(observed):
+        assert record["who"] == [rank, WORLD, "gloo"]
+        assert record["gathered"] == record["without_sizes"] == everyone().tolist()
+        assert record["ids"] == [2**40 + i for i in range(5)], "large numbers stay exact"
+        assert "were announced" in record["refused"], "as many rows as were announced, or none"
 
 
 @pytest.mark.trap(1)
 def test_the_gradient_of_a_row_is_the_sum_of_all_ranks_shares(observed):
     total = sum(coefficients(rank) for rank in range(WORLD))
-    for seen, expected in zip(observed, total.split(SIZES), strict=True):
-        assert seen["gradient"] == expected.tolist()
+    for record, expected in zip(observed, total.split(SIZES), strict=True):
+        assert record["gradient"] == expected.tolist()
 
 
 @pytest.mark.trap(2)
 def test_offsets_count_the_rows_of_lower_ranks(observed):
-    assert [seen["offset"] for seen in observed] == [0, 3, 3]
+    assert [record["offset"] for record in observed] == [0, 3, 3]
 
 
 def test_gradients_and_scalars_are_summed_and_missing_gradients_are_zeros(observed):
-    for seen in observed:
-        assert seen["scalars"] == {"b": 3.0, "a": 3.0}
-        assert seen["summed"] == [[[3.0, 3.0], [3.0, 3.0]], [1.0, 2.0, 3.0], [1.5, 1.5]]
+    for record in observed:
+        assert record["scalars"] == {"b": 3.0, "a": 3.0}
+        assert record["summed"] == [[[3.0, 3.0], [3.0, 3.0]], [1.0, 2.0, 3.0], [1.5, 1.5]]
 
 
 def test_alone_everything_is_the_identity():

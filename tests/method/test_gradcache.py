@@ -49,9 +49,9 @@ def test_cached_gradients_equal_those_of_the_plain_loss(chunk):
     encoder = Bag(dropout=0.0)
     cached = CachedEncode(encoder, chunk)
     loss, expected = gradients(encoder, encoder)
-    again, found = gradients(encoder, cached, cached)
+    again, actual = gradients(encoder, cached, cached)
     assert again == pytest.approx(loss, rel=1e-6)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -79,11 +79,11 @@ def test_with_dropout_the_second_run_repeats_the_first(precision):
     cached = CachedEncode(once, 3)
     loss, expected = gradients(encoder, chunked)
     after = torch.rand(1)
-    again, found = gradients(encoder, cached, cached)
+    again, actual = gradients(encoder, cached, cached)
     assert again == pytest.approx(loss, rel=1e-6)
     assert torch.equal(torch.rand(1), after)
     rounding = 1e-5 if precision is torch.float32 else 1e-2
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=rounding, atol=rounding * b.abs().max().item())
 
 
@@ -130,9 +130,9 @@ def test_states_are_cached_like_vectors(chunk, layers):
     encoder = Tagger(dropout=0.0)
     cached = CachedEncode(encoder, chunk)
     loss, expected, _ = state_gradients(encoder, encoder, layers=layers)
-    again, found, _ = state_gradients(encoder, cached, cached, layers)
+    again, actual, _ = state_gradients(encoder, cached, cached, layers)
     assert again == pytest.approx(loss, rel=1e-6)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
@@ -153,8 +153,8 @@ def test_states_of_the_second_run_have_the_dropout_of_the_first():
 
     cached = CachedEncode(encoder, 3)
     loss, expected, after = state_gradients(encoder, Chunked())
-    again, found, then = state_gradients(encoder, cached, cached)
+    again, actual, then = state_gradients(encoder, cached, cached)
     assert again == pytest.approx(loss, rel=1e-6)
     assert torch.equal(then, after)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * b.abs().max().item())

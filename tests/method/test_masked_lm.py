@@ -27,15 +27,15 @@ def masked(share, ids, step=0):
 def test_of_the_chosen_tokens_80_percent_are_masked_10_random_and_10_unchanged(share):
     ids = np.random.default_rng(0).choice(np.arange(VOCABULARY), 200_000)
     before = ids.copy()
-    found, labels = masked(share, ids)
+    tokens, labels = masked(share, ids)
     assert np.array_equal(ids, before), "the caller's tokens stay"
     chosen = labels != IGNORED
     ordinary = np.isin(ids, ORDINARY)
     assert not chosen[~ordinary].any(), "special tokens are never chosen"
-    assert np.array_equal(found[~chosen], ids[~chosen])
+    assert np.array_equal(tokens[~chosen], ids[~chosen])
     assert np.array_equal(labels[chosen], ids[chosen])
     assert chosen[ordinary].mean() == pytest.approx(share, abs=0.005)
-    kinds = found[chosen]
+    kinds = tokens[chosen]
     assert (kinds == MASK).mean() == pytest.approx(0.8, abs=0.01)
     assert (kinds == ids[chosen]).mean() == pytest.approx(0.1 + 0.1 / len(ORDINARY), abs=0.01)
     drawn = kinds[(kinds != MASK) & (kinds != ids[chosen])]

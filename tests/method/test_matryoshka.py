@@ -82,10 +82,10 @@ def test_loss_and_gradient_are_the_sums_over_the_dimensions(name, values, unit, 
     expected = by_hand(name, values, expected_table, unit)
     expected.backward()
 
-    table, seen = torch.tensor(gaussian(2 * N, WIDTH, 3), requires_grad=True), []
+    table, ids = torch.tensor(gaussian(2 * N, WIDTH, 3), requires_grad=True), []
 
     def encode(tokens):
-        seen.extend(tokens.ids.tolist())
+        ids.extend(tokens.ids.tolist())
         rows = table[tokens.ids]
         return normalize(rows, dim=1) if unit else rows
 
@@ -93,7 +93,7 @@ def test_loss_and_gradient_are_the_sums_over_the_dimensions(name, values, unit, 
     batch = batch_of(N, teacher_source=gaussian(N, WIDTH, 0), teacher_target=gaussian(N, WIDTH, 1))
     method = built(name, values, gaussian(QUEUE, WIDTH, 9))
     loss = matryoshka_loss(method, cuts_below((WIDTH, *BELOW), WIDTH, unit), cached or encode, batch, ProcessGroup())
-    assert len(seen) == len(set(seen)), "every sentence is encoded once"
+    assert len(ids) == len(set(ids)), "every sentence is encoded once"
     loss.total.backward()
     if cached:
         cached.backward()
@@ -155,8 +155,8 @@ def test_dev_sets_are_scored_at_each_dimension_and_the_export_can_be_cut_there(
     export_trial(sweep, trial, prepared, encoder, method, tmp_path / "model")
     for dim in (12, 6):
         cut = SentenceTransformer(str(tmp_path / "model"), truncate_dim=dim)
-        found = evaluate_texts(dev_texts(prepared), lambda texts, _, cut=cut: cut.encode(texts), f"dim{dim}/dev")
-        assert {name: scores[name] for name in found} == pytest.approx(found, abs=0.02)
+        cut_scores = evaluate_texts(dev_texts(prepared), lambda texts, _, cut=cut: cut.encode(texts), f"dim{dim}/dev")
+        assert {name: scores[name] for name in cut_scores} == pytest.approx(cut_scores, abs=0.02)
     assert SentenceTransformer(str(tmp_path / "model")).truncate_dim is None
 
     report = Report(index=1, step=1, pairs=1, seconds=1.0, metrics=scores)
@@ -174,7 +174,7 @@ def test_a_width_that_only_the_model_knows_is_checked_when_it_is_built():
 
 def test_a_sweep_without_it_keeps_its_id(tiny_file):
     plain, empty, cut = (
-        read_sweep(tiny_file, assignments=given)
-        for given in ([], ["training.matryoshka=[]"], ["training.matryoshka=[64]"])
+        read_sweep(tiny_file, assignments=assignments)
+        for assignments in ([], ["training.matryoshka=[]"], ["training.matryoshka=[64]"])
     )
     assert sweep_id(plain) == sweep_id(empty) != sweep_id(cut)

@@ -18,9 +18,9 @@ def test_the_queue_keeps_the_latest_in_order_of_arrival():
     assert len(queue) == 0
     for start, end in ((0, 3), (3, 4), (4, 9), (9, 20)):  # the last push is larger than the queue
         queue.push(rows[start:end], ids[start:end])
-        vectors, found = queue.candidates()
-        assert sorted(found.tolist()) == list(range(max(0, end - 7), end))
-        assert torch.equal(vectors, rows[found])
+        vectors, numbers = queue.candidates()
+        assert sorted(numbers.tolist()) == list(range(max(0, end - 7), end))
+        assert torch.equal(vectors, rows[numbers])
 
 
 @pytest.mark.trap(13)
@@ -42,22 +42,22 @@ def test_one_push_or_many_leave_the_same_queue():
 @pytest.mark.parametrize("tile", [3, 1000])
 def test_the_tiles_equal_the_plain_formula_in_value_and_gradient(temperature, below, tile):
     k, candidates = unit(5, seed=1), unit(17, seed=2)
-    own, ids = torch.tensor([3, -1, 5, 3, 9]), torch.arange(17) % 7
-    found, plain = (unit(5, seed=3).requires_grad_() for _ in range(2))
+    texts, ids = torch.tensor([3, -1, 5, 3, 9]), torch.arange(17) % 7
+    queries, plain = (unit(5, seed=3).requires_grad_() for _ in range(2))
     sums, counts, similarity = log_sums(
-        found, candidates, ids, Filter(k, own, below), temperature=temperature, tile=tile
+        queries, candidates, ids, Filter(k, texts, below), temperature=temperature, tile=tile
     )
-    kept = (own[:, None] != ids) | (own[:, None] == -1)
+    mask = (texts[:, None] != ids) | (texts[:, None] == -1)
     if below is not None:
-        kept &= k @ candidates.T < below
-    expected = (plain.double() @ candidates.double().T / temperature).masked_fill(~kept, -torch.inf).logsumexp(1)
+        mask &= k @ candidates.T < below
+    expected = (plain.double() @ candidates.double().T / temperature).masked_fill(~mask, -torch.inf).logsumexp(1)
     weights = torch.arange(1.0, 6.0)
     (sums * weights).sum().backward()
     (expected * weights).sum().backward()
-    assert counts.tolist() == kept.sum(1).tolist()
+    assert counts.tolist() == mask.sum(1).tolist()
     torch.testing.assert_close(sums.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(similarity, (k @ candidates.T).mean(1).sum(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.grad, plain.grad, rtol=1e-4, atol=1e-5 * plain.grad.abs().max().item())
+    torch.testing.assert_close(queries.grad, plain.grad, rtol=1e-4, atol=1e-5 * plain.grad.abs().max().item())
 
 
 def test_a_row_without_negatives_has_no_sum_and_no_gradient():
@@ -74,9 +74,9 @@ def test_a_row_without_negatives_has_no_sum_and_no_gradient():
 def test_a_threshold_of_one_leaves_out_equal_texts_whatever_rounding_makes_of_them():
     k = unit(2000, dim=384, seed=5)
     negatives = Filter(k, torch.full((2000,), -1), 1.0)
-    kept = negatives.keep(k @ k.T, torch.arange(2000), slice(None))
-    assert not kept.diagonal().any()
-    assert kept.sum() == 2000 * 1999
+    mask = negatives.keep(k @ k.T, torch.arange(2000), slice(None))
+    assert not mask.diagonal().any()
+    assert mask.sum() == 2000 * 1999
 
 
 @pytest.mark.trap(14)
@@ -86,9 +86,9 @@ def test_equal_m_draws_the_same_whatever_else_is_in_the_batch():
     whole = equal_m(Filter(k, rows, 0.2), candidates, ids, rows, ProcessGroup())
     assert whole.chosen.sum(1).unique().numel() == 1
     least = int(whole.chosen.sum(1)[0])
-    kept = Filter(k, rows, 0.2).keep(k @ candidates.T, ids, slice(None))
-    assert least == int(kept.sum(1).min())
-    assert not (whole.chosen & ~kept).any()
+    mask = Filter(k, rows, 0.2).keep(k @ candidates.T, ids, slice(None))
+    assert least == int(mask.sum(1).min())
+    assert not (whole.chosen & ~mask).any()
     order = torch.tensor([4, 0, 5, 2, 1, 3])
     again = equal_m(Filter(k[order], rows[order], 0.2), candidates, ids, rows[order], ProcessGroup())
     assert torch.equal(again.chosen, whole.chosen[order])

@@ -31,19 +31,19 @@ def shares(g, temperature, below=math.inf):
     rows = g.double().tolist()
     for i, row in enumerate(rows):
         cosines = [sum(a * b for a, b in zip(row, other, strict=True)) for other in rows]
-        kept = [c for j, c in enumerate(cosines) if j == i or c < below]
-        yield 1 / sum(math.exp((c - cosines[i]) / temperature) for c in kept)
+        others = [c for j, c in enumerate(cosines) if j == i or c < below]
+        yield 1 / sum(math.exp((c - cosines[i]) / temperature) for c in others)
 
 
-@pytest.mark.parametrize("asked", [0.06, 0.3, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("share", [0.06, 0.3, 0.5, 0.9, 0.99])
 @pytest.mark.parametrize(("common", "lowest", "highest"), [(0.0, -0.3, 0.3), (1.8, 0.7, 0.9)])
-def test_the_share_that_results_is_the_one_that_was_asked_for(common, lowest, highest, asked):
+def test_the_share_that_results_is_the_one_that_was_asked_for(common, lowest, highest, share):
     g = vectors(24, common)
     cosines = (g @ g.T)[~torch.eye(24, dtype=torch.bool)]
     assert lowest < cosines.min() < cosines.max() < highest
-    temperature = fitted_temperature(OwnShare(asked), [g], rows=24)
-    assert np.mean([*shares(g, temperature)]) == pytest.approx(asked, rel=1e-3)
-    assert label_shape(g, temperature)[0] == pytest.approx(asked, rel=2e-3)
+    temperature = fitted_temperature(OwnShare(share), [g], rows=24)
+    assert np.mean([*shares(g, temperature)]) == pytest.approx(share, rel=1e-3)
+    assert label_shape(g, temperature)[0] == pytest.approx(share, rel=2e-3)
 
 
 def test_a_teacher_with_close_cosines_gets_a_lower_temperature_and_equal_entropy():

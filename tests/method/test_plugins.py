@@ -33,26 +33,26 @@ def how(request):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def installation(tmp_path_factory):
     """The plugin, installed in this way: its source tree and the target folder. It is made once, and then copied."""
-    known = {}
+    originals = {}
 
     def make(how, place):
-        if how not in known:
-            known[how] = tmp_path_factory.mktemp(how)
-            install(make_source(known[how] / "source"), known[how] / "target", how)
-        shutil.copytree(known[how], place, dirs_exist_ok=True)
+        if how not in originals:
+            originals[how] = tmp_path_factory.mktemp(how)
+            install(make_source(originals[how] / "source"), originals[how] / "target", how)
+        shutil.copytree(originals[how], place, dirs_exist_ok=True)
         for path in [*(place / "target").glob("*.pth"), *(place / "target").glob("*.dist-info/direct_url.json")]:
-            path.write_text(path.read_text().replace(str(known[how]), str(place)))
+            path.write_text(path.read_text().replace(str(originals[how]), str(place)))
         return place / "source", place / "target"
 
     return make
 
 
 @pytest.fixture
-def plugin(how, made, tmp_path):
+def plugin(how, installation, tmp_path):
     """The folder of the package that runs, the plugin being installed in this way."""
-    source, target = made(how, tmp_path)
+    source, target = installation(how, tmp_path)
     with importable(target):
         yield code_in(source, target)
 
@@ -67,22 +67,22 @@ def test_the_code_of_a_plugin_counts_however_it_is_installed(plugin):
     assert load_method("simcse").name == "simcse"
     assert code() == before, "what Python compiles does not count"
     for name, text in (("views.py", METHOD + "\n"), ("temperature.txt", "0.1"), ("__init__.py", "A = 1\n")):
-        kept = (plugin / name).read_text()
+        content = (plugin / name).read_text()
         (plugin / name).write_text(text)
         assert code()[NAME] != before[NAME], name
         assert code()["babeltune"] == before["babeltune"]
-        (plugin / name).write_text(kept)
+        (plugin / name).write_text(content)
     assert code() == before
     assert set(deciding_facts(["lealla"])["code"]) == {"babeltune"}, "a sweep that cannot propose it does not ask"
 
 
-def test_a_plugin_has_one_digest_in_every_way_of_installing_it(made, tmp_path):
-    found = set()
+def test_a_plugin_has_one_digest_in_every_way_of_installing_it(installation, tmp_path):
+    digests = set()
     for each in HOWS:
-        _, target = made(each, tmp_path / each)
+        _, target = installation(each, tmp_path / each)
         with importable(target):
-            found.add(code()[NAME])
-    assert len(found) == 1
+            digests.add(code()[NAME])
+    assert len(digests) == 1
 
 
 @pytest.mark.parametrize("how", ["installed"])
@@ -131,15 +131,15 @@ def run_tests_of_the_plugin(source, target, *selection):
 @pytest.mark.parametrize(
     ("selection", "passed"), [(("-k", "keeps"), len(CHECKS)), pytest.param((), len(CHECKS) + 1, marks=pytest.mark.long)]
 )
-def test_a_plugin_runs_the_contract_in_its_own_tests(made, tmp_path, selection, passed):
-    done = run_tests_of_the_plugin(*made("beside", tmp_path), *selection)
+def test_a_plugin_runs_the_contract_in_its_own_tests(installation, tmp_path, selection, passed):
+    done = run_tests_of_the_plugin(*installation("beside", tmp_path), *selection)
     assert done.returncode == 0, done.stdout
     assert f"{passed} passed" in done.stdout
 
 
 @pytest.mark.long
-def test_a_plugin_that_breaks_the_contract_fails_its_tests_with_the_reason(made, tmp_path):
-    source, target = made("beside", tmp_path)
+def test_a_plugin_that_breaks_the_contract_fails_its_tests_with_the_reason(installation, tmp_path):
+    source, target = installation("beside", tmp_path)
     views = target / PACKAGE / "views.py"
     views.write_text(views.read_text().replace("/ batch.total)", "/ batch.total, {'log': first.sum()})"))
     done = run_tests_of_the_plugin(source, target, "-k", "keeps and gradients")
@@ -176,11 +176,11 @@ def test_a_wheel_of_a_plugin_holds_what_runs_and_names_no_dependency(plugin, tmp
 def test_a_wheel_that_a_cluster_installs_has_the_code_that_runs_here(plugin, tmp_path):
     before = code()
     wheel, _ = shipped(tmp_path)
-    there = tmp_path / "there"
+    folder = tmp_path / "there"
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(there)
+        archive.extractall(folder)
     shutil.rmtree(plugin)
-    with importable(there):
+    with importable(folder):
         assert code() == before
         assert load_method("simcse").name == "simcse"
 
@@ -314,10 +314,10 @@ def test_a_job_says_which_dependencies_of_a_plugin_it_does_not_ship():
 @pytest.mark.parametrize("how", HOWS[:1], indirect=True)
 @pytest.mark.usefixtures("plugin")
 def test_plan_says_it_for_a_cluster_that_takes_jobs_alone(tiny_file, tmp_path, command):
-    there = tmp_path / "there.yaml"
-    there.write_text(f"address: http://localhost:1\nstorage: {tmp_path}\nmlflow: http://localhost:2\n")
+    file = tmp_path / "there.yaml"
+    file.write_text(f"address: http://localhost:1\nstorage: {tmp_path}\nmlflow: http://localhost:2\n")
     arguments = ["plan", tiny_file, "--set", "method=simcse", "--set", "config={}", "--set", "parameters={}"]
-    code, _, err = command(*arguments, "--cluster", there)
+    code, _, err = command(*arguments, "--cluster", file)
     assert code == 0, err
     assert "a-package-that-no-index-has" in err
     assert "a-package-that-no-index-has" not in command(*arguments)[2]

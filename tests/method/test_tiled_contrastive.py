@@ -62,8 +62,8 @@ def test_tiles_equal_the_formula_in_value_and_gradient(case):
     expected.backward()
     scale = n / tau
     assert value.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-5 * scale)
-    for found, wanted in zip((x, y), long, strict=True):
-        torch.testing.assert_close(found.grad.double(), wanted.grad, rtol=1e-4, atol=3e-5 / tau)
+    for single, double in zip((x, y), long, strict=True):
+        torch.testing.assert_close(single.grad.double(), double.grad, rtol=1e-4, atol=3e-5 / tau)
 
 
 @pytest.mark.parametrize("labelled", [True, False])
@@ -72,15 +72,15 @@ def test_similarities_that_are_kept_give_what_those_made_again_give(labelled, mo
         x, y = (unit(40, 6, seed).requires_grad_() for seed in (0, 1))
         texts = torch.arange(40) % 30
         labels = soft_labels(unit(40, 4, 2), ProcessGroup(), temperature=0.1, tile=16) if labelled else None
-        given = {"label_rows": 1.0} if labelled else {"label_rows": 0.0, "repeats": Duplicates(texts, texts, 0)}
-        value, _ = tiled_cross_entropy(x, y, temperature=0.1, labels=labels, tile=16, **given)
+        options = {"label_rows": 1.0} if labelled else {"label_rows": 0.0, "repeats": Duplicates(texts, texts, 0)}
+        value, _ = tiled_cross_entropy(x, y, temperature=0.1, labels=labels, tile=16, **options)
         value.backward()
         return value.detach(), x.grad, y.grad
 
-    kept = values()
+    first = values()
     monkeypatch.setattr("babeltune.method.tiled_contrastive.KEPT", 0)
-    for found, expected in zip(kept, values(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for actual, expected in zip(first, values(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.trap(8)
@@ -88,27 +88,27 @@ def test_similarities_that_are_kept_give_what_those_made_again_give(labelled, mo
 @given(
     st.integers(1, 9), st.integers(0, 6), st.sampled_from([2, 5, 32]), st.sampled_from([0.005, 0.1]), st.integers(0, 99)
 )
-def test_a_rank_with_some_rows_sees_all_columns_masks_and_its_own_candidates(own, before, tile, tau, seed):
-    total = before + own + 3
+def test_a_rank_with_some_rows_sees_all_columns_masks_and_its_own_candidates(rows, before, tile, tau, seed):
+    total = before + rows + 3
     generator = torch.Generator().manual_seed(seed)
     texts = torch.randint(0, 5, (total,), generator=generator)
-    x, y = unit(own, 6, seed).requires_grad_(), unit(total, 6, seed + 1).requires_grad_()
-    beside = (torch.rand(own, generator=generator) / tau).requires_grad_()
-    repeats = Duplicates(texts[before : before + own], texts, before)
+    x, y = unit(rows, 6, seed).requires_grad_(), unit(total, 6, seed + 1).requires_grad_()
+    beside = (torch.rand(rows, generator=generator) / tau).requires_grad_()
+    repeats = Duplicates(texts[before : before + rows], texts, before)
     value, _ = tiled_cross_entropy(x, y, temperature=tau, repeats=repeats, beside=beside, tile=tile)
     value.backward()
     same = repeats.local.unsqueeze(1) == texts
-    same[torch.arange(own), torch.arange(own) + before] = False
+    same[torch.arange(rows), torch.arange(rows) + before] = False
     long = [v.detach().double().requires_grad_() for v in (x, y, beside)]
     expected = plain(long[0], long[1], None, tau, 1.0, 1.0, None, 0, 0, same, long[2])
     expected.backward()
     assert value.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-5 / tau)
-    for found, wanted in zip((x, y, beside), long, strict=True):
-        torch.testing.assert_close(found.grad.double(), wanted.grad, rtol=1e-4, atol=3e-5 / tau)
+    for single, double in zip((x, y, beside), long, strict=True):
+        torch.testing.assert_close(single.grad.double(), double.grad, rtol=1e-4, atol=3e-5 / tau)
     assert repeats.count() == sum((texts == text).sum() > 1 for text in repeats.local)
-    kept = [total - 1 - int(row.sum()) for row in same]
-    assert repeats.negatives().tolist() == repeats.others(True).negatives().tolist() == kept
-    assert repeats.others(False).negatives().tolist() == [total - 1] * own
+    counts = [total - 1 - int(row.sum()) for row in same]
+    assert repeats.negatives().tolist() == repeats.others(True).negatives().tolist() == counts
+    assert repeats.others(False).negatives().tolist() == [total - 1] * rows
 
 
 def test_a_candidate_with_two_texts_of_a_row_is_left_out_once():
@@ -146,8 +146,8 @@ def test_at_a_tiny_temperature_identical_and_opposite_vectors_stay_finite():
 def test_rows_without_candidates_have_no_gradient_whatever_stands_beside(beside):
     """An additive margin may put it far below every cosine."""
     x, ids = unit(2, 4, 0).requires_grad_(), torch.tensor([7, 7])
-    left = Duplicates(ids, ids, 0, positives=True)
-    value, _ = tiled_cross_entropy(x, unit(2, 4, 1), temperature=0.02, repeats=left, beside=torch.full((2,), beside))
+    repeats = Duplicates(ids, ids, 0, positives=True)
+    value, _ = tiled_cross_entropy(x, unit(2, 4, 1), temperature=0.02, repeats=repeats, beside=torch.full((2,), beside))
     value.backward()
     assert value.item() == pytest.approx(2 * beside)
     assert x.grad is not None

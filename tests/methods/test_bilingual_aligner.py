@@ -18,7 +18,7 @@ from toy_batches import gaussian
 WIDTH, LANGUAGES = 5, ("eng", "zho", "fra")
 
 
-def made(config):
+def build(config):
     torch.manual_seed(0)
     return BilingualAligner(config, student_dim=WIDTH, teacher_dim=WIDTH, languages=LANGUAGES)
 
@@ -55,15 +55,15 @@ def printed(config, x, y, source_ids, target_ids):
     n, masked = len(x), config.reading == "fixed"
     intra = config.reading == "paper" if config.intra is None else config.intra
 
-    def ranked(a, b, own, other):
+    def ranked(a, b, ids, other):
         total = 0.0
         for i in range(n):
             at = [math.exp(sum(p * q for p, q in zip(a[i], c, strict=True)) / config.temperature) for c in [*b, *a]]
             # A candidate that says what the positive says (or the row, where its own side is there too) is no negative.
-            repeats = {other[i], *([own[i]] if intra else [])} if masked else set()
+            repeats = {other[i], *([ids[i]] if intra else [])} if masked else set()
             below = at[i] + sum(at[j] for j in range(n) if j != i and other[j] not in repeats)
             if intra:
-                below += sum(at[n + j] for j in range(n) if j != i and own[j] not in repeats)
+                below += sum(at[n + j] for j in range(n) if j != i and ids[j] not in repeats)
             total -= math.log(at[i] / below)
         return total / n
 
@@ -93,7 +93,7 @@ def batch_of(n, seed):
 @settings(max_examples=100, deadline=None)
 @given(CONFIGS, st.integers(2, 6), st.integers(0, 1000))
 def test_the_loss_is_the_printed_equation(config, n, seed):
-    batch, vectors, method = batch_of(n, seed), gaussian(2 * n, WIDTH, seed), made(config)
+    batch, vectors, method = batch_of(n, seed), gaussian(2 * n, WIDTH, seed), build(config)
     loss, _ = toy_batches.run(method, vectors, batch)
     x, y = (
         [through(method.aligners[k], vector) for k, vector in zip(languages.tolist(), side, strict=True)]
@@ -110,9 +110,9 @@ def test_the_loss_is_the_printed_equation(config, n, seed):
 def test_the_gradient_is_that_of_the_plain_formula(config, seed):
     n = 5
     ids = {"languages": [[0, 1 + i % 2] for i in range(n)]}
-    batch, vectors, method = toy_batches.batch_of(n, **ids), torch.tensor(gaussian(2 * n, WIDTH, seed)), made(config)
+    batch, vectors, method = (toy_batches.batch_of(n, **ids), torch.tensor(gaussian(2 * n, WIDTH, seed)), build(config))
     method.loss(lambda tokens: vectors[tokens.ids], batch, ProcessGroup()).total.backward()
-    twin = made(config).double()
+    twin = build(config).double()
     parts = [twin.aligned(side, k) for side, k in zip(vectors.double().chunk(2), batch.languages.T, strict=True)]
     total, labels = 0.0, torch.arange(n)
     for a, b in (parts, parts[::-1]):
@@ -121,9 +121,9 @@ def test_the_gradient_is_that_of_the_plain_formula(config, seed):
             logits = torch.cat([logits, (a @ a.T / config.temperature).fill_diagonal_(-torch.inf)], dim=1)
         total = total + nn.functional.cross_entropy(logits, labels) / 2
     total.backward()
-    for found, expected in zip(method.parameters(), twin.parameters(), strict=True):
+    for parameter, expected in zip(method.parameters(), twin.parameters(), strict=True):
         scale = expected.grad.abs().max().item()
-        torch.testing.assert_close(found.grad.double(), expected.grad, rtol=1e-3, atol=1e-4 * scale + 1e-6)
+        torch.testing.assert_close(parameter.grad.double(), expected.grad, rtol=1e-3, atol=1e-4 * scale + 1e-6)
 
 
 @pytest.mark.trap(8)
@@ -137,7 +137,7 @@ def test_repeats_of_a_text_are_no_negatives():
     repeated = [*vectors[:3], vectors[0], *vectors[3:], vectors[3]]
 
     def summed(reading, vectors, batch):
-        method = made(dataclasses.replace(config, reading=reading))
+        method = build(dataclasses.replace(config, reading=reading))
         return toy_batches.run(method, vectors, batch)[0].total.item() * batch.total
 
     # The others meet the repeated text twice; the row and its repeat do not meet one another.
@@ -146,7 +146,7 @@ def test_repeats_of_a_text_are_no_negatives():
 
 
 def test_every_language_has_layers_of_its_own_and_dropout_is_for_training():
-    method = made(Config(depth=1, hidden=6, output=4))
+    method = build(Config(depth=1, hidden=6, output=4))
     vectors = torch.randn(3, WIDTH)
     finished = method.finish(vectors, ["fra", "eng", "deu"])
     for row, language in enumerate(("fra", "eng", "eng")):  # a language without layers takes the first one's
@@ -158,7 +158,7 @@ def test_every_language_has_layers_of_its_own_and_dropout_is_for_training():
 
 def test_an_aligner_of_no_row_has_a_gradient_of_zero():
     """Else its optimizer state would depend on the number of ranks."""
-    method, batch = made(Config(output=4)), toy_batches.batch_of(3, languages=[[0, 1]] * 3)
+    method, batch = build(Config(output=4)), toy_batches.batch_of(3, languages=[[0, 1]] * 3)
     toy_batches.run(method, gaussian(6, WIDTH, 0), batch)
     assert [bool(p.grad.any()) for p in method.parameters()] == [True, True, True, True, False, False]
 
@@ -172,7 +172,7 @@ def test_the_paper_has_the_negatives_of_its_losss_name_and_needs_the_languages()
     assert BilingualAligner.negatives(Config(), 64) == 63
     assert BilingualAligner.negatives(Config(intra=True), 64) == 126
     with pytest.raises(TrainingError, match="language of each sentence"):
-        toy_batches.run(made(Config()), gaussian(4, WIDTH, 0), toy_batches.batch_of(2))
+        toy_batches.run(build(Config()), gaussian(4, WIDTH, 0), toy_batches.batch_of(2))
 
 
 @pytest.mark.parametrize(

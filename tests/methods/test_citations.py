@@ -76,8 +76,8 @@ def test_each_setting_of_a_method_names_its_place_or_whose_choice_it_is(name):
 
 
 def test_the_table_has_no_setting_and_no_file_that_is_gone():
-    known = {f"{name}.{field}" for name in METHODS for field in fields_of(load_method(name))}
-    assert {row["where"] for row in ROWS} <= known | set(FILES)
+    names = {f"{name}.{field}" for name in METHODS for field in fields_of(load_method(name))}
+    assert {row["where"] for row in ROWS} <= names | set(FILES)
 
 
 @pytest.mark.slow
@@ -111,22 +111,22 @@ CLAUSE = re.compile(r"; |\. (?=[A-Z`\d(-])|\.$")
 
 def numbers(text, *, words=False):
     """The numbers of a text, `1e03`, `1,000` and `1k` alike. A part of a name, such as of `SIB-200`, is no number."""
-    found = {
+    values = {
         float(digits.replace(",", "")) * {"": 1, "k": 1e3, "M": 1e6}[unit] for digits, unit in DIGITS.findall(text)
     }
-    return found | {float(WORDS[word]) for word in re.findall(r"[a-z]+", text.lower()) if words and word in WORDS}
+    return values | {float(WORDS[word]) for word in re.findall(r"[a-z]+", text.lower()) if words and word in WORDS}
 
 
 def clauses(text):
     """Pieces that each make one statement: sentences, their halves, and parentheses that hold a number of their own."""
     plain = re.sub(r"\s+", " ", YEAR.sub("", OTHER_PAPERS.sub("", text)).replace("et al.", "et al")).strip()
-    inner = [found.group(1) for found in re.finditer(r"\(([^()]*)\)", plain) if numbers(PLACE.sub("", found.group(1)))]
+    inner = [match.group(1) for match in re.finditer(r"\(([^()]*)\)", plain) if numbers(PLACE.sub("", match.group(1)))]
     for one in inner:
         plain = plain.replace(f"({one})", "")
     return [piece for whole in (plain, *inner) for piece in CLAUSE.split(whole) if piece]
 
 
-def known(rows):
+def numbers_of(rows):
     """The numbers that the rows have."""
     return {number for row in rows for number in numbers(f"{row['printed']} | {row['derived']}", words=True)}
 
@@ -144,7 +144,7 @@ def strangers(text, rows):
             if (row["place"] in places if row["place"] else row["source"].casefold() in clause.casefold())
         ]
         stated = numbers(PLACE.sub("", clause), words=bool(places))
-        if missing := stated - known(cited_rows or rows):
+        if missing := stated - numbers_of(cited_rows or rows):
             unsupported.append((clause, sorted(missing)))
     return unsupported
 
@@ -194,7 +194,7 @@ def test_each_numeric_default_and_preset_is_in_the_table():
         presets = [getattr(config, preset, config)() for preset in ("paper", "authors_code")]
         for value in (default, *(getattr(preset, field) for preset in presets)):
             if isinstance(value, int | float) and not isinstance(value, bool):
-                assert value in known(table(f"{name}.{field}")), (name, field, value)
+                assert value in numbers_of(table(f"{name}.{field}")), (name, field, value)
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file.startswith("search_spaces/papers/")])
@@ -204,7 +204,7 @@ def test_each_number_in_a_papers_sweep_file_is_of_its_place_in_the_table(file):
         assert not strangers(comment, rows), (file, comment)
         if re.search(r"choice|const|hard_negatives|pairs", code) and places_in(comment):
             of_place = [row for row in rows if row["place"] in places_in(comment)]
-            assert numbers(code.split("when:")[0]) <= known(of_place), (file, code, comment)
+            assert numbers(code.split("when:")[0]) <= numbers_of(of_place), (file, code, comment)
 
 
 @pytest.mark.slow
@@ -214,7 +214,7 @@ def test_each_number_beside_a_citation_in_the_code_is_of_that_place():
             rows = [row for row in ROWS if row["where"] == file or row["where"].startswith(f"{Path(file).stem}.")]
             for text in code_texts((ROOT / file).read_text("utf-8")):
                 if PLACE.search(" ".join(text.split())):
-                    cited = [found for found in strangers(text, rows) if places_in(found[0])]
+                    cited = [clause for clause in strangers(text, rows) if places_in(clause[0])]
                     assert not cited, (file, cited)
 
 
@@ -224,7 +224,7 @@ def test_each_number_that_an_order_of_a_papers_table_cites_is_of_that_place(name
     rows = [row for row in ROWS if row["where"].startswith("benchmarks/tables/") and row["source"] == number]
     for claim in TABLES[name].claims:
         assert places_in(claim.paper) <= {row["place"] for row in rows}, claim
-        assert not [found for found in strangers(claim.paper, rows) if places_in(found[0])], claim
+        assert not [clause for clause in strangers(claim.paper, rows) if places_in(clause[0])], claim
 
 
 # --- What is printed ------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def footnote(lines, number):
     """The note, which stands behind its own number, three times in a row or raised."""
     raised = str(number).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
     at = re.compile(rf"(?<!\d)(?:{str(number) * 3}(?=[A-Za-z])|^{raised}(?!\d))(.{{10,160}})")
-    return [next(found.group(1) for line in lines if (found := at.search(line)))]
+    return [next(match.group(1) for line in lines if (match := at.search(line)))]
 
 
 def captioned(lines, kind, number, *, on_top):
@@ -288,11 +288,11 @@ def captioned(lines, kind, number, *, on_top):
 
 def stretch(number, place):
     """What the paper prints at that place: the union where it names several."""
-    lines, (kind, rest) = paper(number), place.split(" ", 1)
-    if rest.startswith('"'):
-        return " ".join(section(lines, rest))
+    lines, (kind, names) = paper(number), place.split(" ", 1)
+    if names.startswith('"'):
+        return " ".join(section(lines, names))
     parts = []
-    for one in re.split(r", | and ", rest):
+    for one in re.split(r", | and ", names):
         if kind.startswith(("section", "appendix")):
             parts += section(lines, one)
         elif kind.startswith("equation"):

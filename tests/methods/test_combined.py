@@ -69,27 +69,27 @@ def test_loss_and_gradient_are_the_weighted_sums_of_the_single_ones(weights, see
     method, vectors = built(weights, seed), gaussian(2 * N, DIM, seed + 3)
     singles = {name: run(single, vectors, batch(seed)) for name, single in built(weights, seed).methods.items()}
     loss, gradient = run(method, vectors, batch(seed))
-    expected = sum(weights[name] * found.total.item() for name, (found, _) in singles.items())
+    expected = sum(weights[name] * part.total.item() for name, (part, _) in singles.items())
     assert loss.total.item() == pytest.approx(expected, rel=1e-5)
     summed = sum(weights[name] * each for name, (_, each) in singles.items())
     torch.testing.assert_close(gradient, summed, rtol=1e-5, atol=1e-5 * float(summed.abs().max()))
-    for name, (found, _) in singles.items():
-        assert loss.terms[f"{name}/loss"].item() == pytest.approx(found.total.item(), rel=1e-6)
-        for key, value in {**found.terms, **found.diagnostics}.items():
+    for name, (part, _) in singles.items():
+        assert loss.terms[f"{name}/loss"].item() == pytest.approx(part.total.item(), rel=1e-6)
+        for key, value in {**part.terms, **part.diagnostics}.items():
             torch.testing.assert_close({**loss.terms, **loss.diagnostics}[f"{name}/{key}"], value)
 
 
 @pytest.mark.parametrize("chunk", [None, 2])
 def test_the_student_encodes_every_sentence_once(chunk):
-    seen, table = [], torch.tensor(gaussian(2 * N, DIM, 3), requires_grad=True)
+    ids, table = [], torch.tensor(gaussian(2 * N, DIM, 3), requires_grad=True)
 
     def encode(tokens):
-        seen.extend(tokens.ids.tolist())
+        ids.extend(tokens.ids.tolist())
         return table[tokens.ids]
 
     cached = CachedEncode(encode, chunk) if chunk else None
     built(dict.fromkeys(SETTINGS, 1.0)).loss(cached or encode, batch(), ProcessGroup()).total.backward()
-    assert sorted(seen) == list(range(2 * N))
+    assert sorted(ids) == list(range(2 * N))
     if cached:
         cached.backward()
         torch.testing.assert_close(table.grad, run(built(dict.fromkeys(SETTINGS, 1.0)), table.tolist(), batch())[1])
@@ -140,12 +140,12 @@ def test_a_method_that_encodes_twice_gets_two_dropout_masks_in_combined(chunk, m
     method = combined(config, student_dim=DIM, teacher_dim=DIM)
     separate = {name: with_dropout(one, plain, student) for name, one in method.methods.items()}
     cached = CachedEncode(student, chunk) if chunk else None
-    loss, found, after = with_dropout(method, cached or plain, student, cached)
+    loss, gradients, after = with_dropout(method, cached or plain, student, cached)
     assert loss.diagnostics["two_views/apart"] > 0.1
     expected = sum(weights[name] * one.total.item() for name, (one, _, _) in separate.items())
     assert loss.total.item() == pytest.approx(expected, rel=1e-6)
-    summed = [sum(weights[name] * each[1][i] for name, each in separate.items()) for i in range(len(found))]
-    for one, both in zip(found, summed, strict=True):
+    summed = [sum(weights[name] * each[1][i] for name, each in separate.items()) for i in range(len(gradients))]
+    for one, both in zip(gradients, summed, strict=True):
         torch.testing.assert_close(one, both, rtol=1e-5, atol=1e-5 * both.abs().max().item())
     assert torch.equal(after, separate["two_views"][2]), "no other random number is drawn"
 
@@ -211,11 +211,11 @@ def test_needs_that_cannot_both_be_had_are_named(one, other, words):
 
 def test_a_need_that_is_not_known_here_must_be_equal():
     values = {field.name: getattr(Needs(), field.name) for field in dataclasses.fields(Needs)}
-    made = dataclasses.make_dataclass("Wider", [("other", bool, False)], bases=(Needs,), frozen=True)
+    wider = dataclasses.make_dataclass("Wider", [("other", bool, False)], bases=(Needs,), frozen=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("babeltune_methods.combined.Needs", made)
+        patch.setattr("babeltune_methods.combined.Needs", wider)
         with pytest.raises(MethodError, match="a and b cannot be combined: they disagree on other, True and False"):
-            union({"a": made(**values, other=True), "b": made(**values)})
+            union({"a": wider(**values, other=True), "b": wider(**values)})
 
 
 def test_layers_of_a_term_are_kept_and_frozen_encoder_methods_are_refused():

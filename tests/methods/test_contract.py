@@ -174,11 +174,11 @@ class Numbered(Student):
 
     def __init__(self):
         super().__init__()
-        self.views, self.kept = Counter(), []
+        self.views, self.batches = Counter(), []
 
     def forward(self, tokens):
         self.views[id(tokens)] += 1
-        self.kept.append(tokens)  # or another object could get its identity
+        self.batches.append(tokens)  # or another object could get its identity
         return normalize(super().forward(tokens) + torch.sin(self.views[id(tokens)] * torch.arange(DIM)), dim=1)
 
     def together(self, *sides):
@@ -222,10 +222,10 @@ def test_combined_gives_every_method_the_views_that_it_gets_alone(name, values, 
     loss = method.loss(student, batch, ProcessGroup())
     loss.total.backward()
     assert loss.total.item() == pytest.approx(expected, rel=1e-5)
-    for found, one in zip(student.parameters(), gradient, strict=True):
-        torch.testing.assert_close(found.grad, one, rtol=1e-5, atol=1e-5 * one.abs().max().item() + 1e-7)
-    for found, one in zip(method.methods[name].parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(found.grad, one.grad, rtol=1e-5, atol=1e-6)
+    for parameter, one in zip(student.parameters(), gradient, strict=True):
+        torch.testing.assert_close(parameter.grad, one, rtol=1e-5, atol=1e-5 * one.abs().max().item() + 1e-7)
+    for parameter, one in zip(method.methods[name].parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, one.grad, rtol=1e-5, atol=1e-6)
     assert loss.diagnostics["two_views/apart"].item() == pytest.approx(figures["apart"].item(), rel=1e-5)
     assert figures["apart"] > 0.01
     assert student.views[id(batch.source)] == 2, "first views are shared"
@@ -236,13 +236,13 @@ def kept_negatives(name, config, batch, queue):
     texts, n = (batch.source_ids.tolist(), batch.target_ids.tolist()), batch.total
     masked = getattr(config, "mask_duplicates", getattr(config, "reading", "") == "fixed")
     if name == "laser3_co":
-        anchors, own = batch.teacher_source.tolist(), texts[0]
-        entries = [[(own[j], anchors[j]) for j in range(n) if j != i] for i in range(n)]
+        anchors, sources = batch.teacher_source.tolist(), texts[0]
+        entries = [[(sources[j], anchors[j]) for j in range(n) if j != i] for i in range(n)]
         if queue is not None:
             entries = [list(zip(queue.ids.tolist(), queue.vectors.tolist(), strict=True))] * n
         below = config.sigma if config.variant == "co_filter" else math.inf
         rows = [
-            [not (masked and text == own[i]) and cosine(anchors[i], vector) < below for text, vector in entries[i]]
+            [not (masked and text == sources[i]) and cosine(anchors[i], vector) < below for text, vector in entries[i]]
             for i in range(n)
         ]
         if config.equal_m:
@@ -252,12 +252,12 @@ def kept_negatives(name, config, batch, queue):
     masked = masked and getattr(config, "labels", "hard") == "hard"
     both_sides = name == "ml_ctl" or (name == "bilingual_aligner" and config.both_sides)
     rows = []
-    for own, other in ((0, 1), (1, 0))[: 1 if getattr(config, "direction", "both") == "forward" else 2]:
+    for anchor, other in ((0, 1), (1, 0))[: 1 if getattr(config, "direction", "both") == "forward" else 2]:
         for i in range(n):
-            repeats = {texts[other][i], *([texts[own][i]] if both_sides else [])} if masked else set()
-            sides = (other, own) if both_sides else (other,)
+            repeats = {texts[other][i], *([texts[anchor][i]] if both_sides else [])} if masked else set()
+            sides = (other, anchor) if both_sides else (other,)
             rows.append([texts[side][j] not in repeats for side in sides for j in range(n) if j != i])
-            if name == "translation_ranking" and own == 0 and config.hard_negatives:
+            if name == "translation_ranking" and anchor == 0 and config.hard_negatives:
                 rows[-1] += [True] * sum(batch.negatives_mask[i].tolist())
     return rows
 

@@ -15,7 +15,7 @@ from toy_batches import gaussian
 WIDTH = 5
 
 
-def made(config):
+def reduction(config):
     torch.manual_seed(0)
     return DimensionReduction(config, student_dim=WIDTH, teacher_dim=WIDTH)
 
@@ -56,7 +56,7 @@ CONFIGS = st.builds(
 def test_the_loss_is_the_printed_equation(config, n, seed):
     generator = random.Random(seed)
     source_ids, target_ids = ([generator.randrange(n) for _ in range(n)] for _ in range(2))
-    method, vectors = made(config), gaussian(2 * n, WIDTH, seed)
+    method, vectors = reduction(config), gaussian(2 * n, WIDTH, seed)
     batch = toy_batches.batch_of(n, source_ids=source_ids, target_ids=target_ids)
     loss, _ = toy_batches.run(method, vectors, batch)
     weights = list(zip(method.dense[0].weight.tolist(), method.dense[0].bias.tolist(), strict=True))
@@ -71,7 +71,7 @@ def test_the_loss_is_the_printed_equation(config, n, seed):
 def test_without_margin_it_is_infonce_both_ways():
     """D17."""
     n, config = 5, Config(dim=3, margin=0.0)
-    method, vectors = made(config), gaussian(2 * n, WIDTH, 1)
+    method, vectors = reduction(config), gaussian(2 * n, WIDTH, 1)
     loss, _ = toy_batches.run(method, vectors, toy_batches.batch_of(n))
     x, y = torch.nn.functional.normalize(method.dense(torch.tensor(vectors)), dim=1).chunk(2)
     logits, labels = config.scale * x @ y.T, torch.arange(n)
@@ -80,7 +80,7 @@ def test_without_margin_it_is_infonce_both_ways():
 
 
 def test_the_layer_is_what_the_exported_model_keeps():
-    method = made(Config(dim=3))
+    method = reduction(Config(dim=3))
     assert method.layers() == {EVERY: method.dense}
     vectors = torch.randn(4, WIDTH)
     expected = torch.nn.functional.normalize(method.dense(vectors), dim=1)

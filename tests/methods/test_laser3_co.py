@@ -37,7 +37,7 @@ def cos(a, b):
     return dot / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
 
 
-def printed(config, q, k, own, entries, entry_ids, source_ids):
+def printed(config, q, k, y, entries, entry_ids, source_ids):
     """The loss from the equations, with loops; `own` is what the student makes of y."""
     n, total = len(q), 0.0
     for i in range(n):
@@ -61,7 +61,7 @@ def printed(config, q, k, own, entries, entry_ids, source_ids):
             total -= math.log(above / (above + below))
         elif negatives:
             total -= math.log(above / below)
-    total += config.self_weight * sum(1 - cos(own[i], k[i]) for i in range(n))
+    total += config.self_weight * sum(1 - cos(y[i], k[i]) for i in range(n))
     return total / n
 
 
@@ -198,9 +198,9 @@ def test_the_mask_task_is_masked_language_modelling_of_the_target(config, weight
             logits = method.head(torch.tensor([states[token][width:]]), Encode.word_embeddings)[0].tolist()
             guesses.append(math.log(sum(map(math.exp, logits))) - logits[label])
     guess = weight * sum(guesses) / len(guesses)
-    rest = printed(config, vectors[n:], k, vectors[:n], entries, range(1000, 1006), range(n))
+    contrast = printed(config, vectors[n:], k, vectors[:n], entries, range(1000, 1006), range(n))
     assert loss.terms["mask"].item() == pytest.approx(guess, rel=1e-5, abs=1e-6)
-    assert loss.total.item() == pytest.approx(rest + guess, rel=2e-5, abs=1e-5)
+    assert loss.total.item() == pytest.approx(contrast + guess, rel=2e-5, abs=1e-5)
     assert Laser3Co.needs(config).masked == 0.15
     assert Laser3Co.needs(config).states
 
@@ -271,15 +271,15 @@ def test_equal_m_is_the_printed_equation_over_the_negatives_that_were_drawn(conf
     entries, vectors, k = gaussian(6, DIM, seed + 1), gaussian(2 * n, DIM, seed), gaussian(n, DIM, seed + 2)
 
     def spy(*arguments):
-        found = equal_m(*arguments)
-        masks.append(found.chosen.tolist())
-        return found
+        result = equal_m(*arguments)
+        masks.append(result.chosen.tolist())
+        return result
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("babeltune_methods.laser3_co.equal_m", spy)
         loss, _ = run(method_of(config, entries, entry_ids), vectors, batch_of(k, source_ids))
     among, ids = (entries, entry_ids) if config.variant != "in_batch" else (k, source_ids)
-    own = [
+    candidates = [
         {
             j
             for j in range(len(among))
@@ -289,9 +289,9 @@ def test_equal_m_is_the_printed_equation_over_the_negatives_that_were_drawn(conf
         }
         for i in range(n)
     ]
-    chosen = [{j for j, kept in enumerate(row) if kept} for row in masks[0]]
-    least = min(map(len, own))
-    assert all(row <= whole and len(row) == least for row, whole in zip(chosen, own, strict=True))
+    chosen = [{j for j, flag in enumerate(row) if flag} for row in masks[0]]
+    least = min(map(len, candidates))
+    assert all(row <= whole and len(row) == least for row, whole in zip(chosen, candidates, strict=True))
     total = config.self_weight * sum(1 - cos(vectors[i], k[i]) for i in range(n))
     for i, row in enumerate(chosen):
         below = sum(math.exp(cos(vectors[n + i], among[j]) / config.temperature) for j in row)
@@ -299,7 +299,7 @@ def test_equal_m_is_the_printed_equation_over_the_negatives_that_were_drawn(conf
         if config.denominator == "alg1" or row:
             total -= math.log(above / (below + (above if config.denominator == "alg1" else 0)))
     assert loss.total.item() == pytest.approx(total / n, rel=2e-5, abs=1e-5)
-    if all(len(whole) == least for whole in own):
+    if all(len(whole) == least for whole in candidates):
         whole = printed(config, vectors[n:], k, vectors[:n], entries, entry_ids, source_ids)
         assert loss.total.item() == pytest.approx(whole, rel=2e-5, abs=1e-5)
 

@@ -65,9 +65,9 @@ def printed(config, x, y, g_x, g_y, weights, source_ids, target_ids):
     for vector, target in [*zip(x, g_x, strict=True), *zip(y, g_y, strict=True)]:
         if not config.beta:
             break
-        seen = unit(vector) if config.head_input == "normalized" else vector
-        given = linear(weights, seen) if config.variant == "standard" else seen
-        fd += sum((t - s) ** 2 for t, s in zip(unit(target), given, strict=True)) / n
+        head_input = unit(vector) if config.head_input == "normalized" else vector
+        head_output = linear(weights, head_input) if config.variant == "standard" else head_input
+        fd += sum((t - s) ** 2 for t, s in zip(unit(target), head_output, strict=True)) / n
     fd /= TEACHER if config.reduction == "mean" else 1
     times = config.temperature if config.temperature_mode == "multiply" else 1 / config.temperature
     ld = sum(((teacher[i][j] - phi[i][j]) * times) ** 2 for i in range(n) for j in range(n)) / n**2
@@ -129,8 +129,8 @@ def test_the_gradient_is_that_of_the_plain_formula(config, seed):
         total = total + config.alpha * (entropy(logits, labels) + entropy(logits.T, labels))
     if config.beta:
         weight, bias = (torch.tensor(part, dtype=torch.float64) for part in head)
-        seen = table if config.head_input == "plain" else torch.cat([x, y])
-        squares = (torch.cat([t_x, t_y]) - seen @ weight.T - bias).square().sum() / n
+        rows = table if config.head_input == "plain" else torch.cat([x, y])
+        squares = (torch.cat([t_x, t_y]) - rows @ weight.T - bias).square().sum() / n
         total = total + config.beta * squares / (TEACHER if config.reduction == "mean" else 1)
     times = config.temperature if config.temperature_mode == "multiply" else 1 / config.temperature
     total = total + config.gamma * (times * (t_x @ t_y.T - phi)).square().mean()

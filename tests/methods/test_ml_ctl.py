@@ -146,11 +146,11 @@ def printed(config, method, encode, batch):
     n, total = len(x), 0.0
     for a, b in [(x, y), (y, x)] if both else [(x, y)]:
         for i in range(n):
-            own = (ids[i], ids[n + i])
-            kept = [c for j, c in enumerate(x + y) if j % n != i and not (config.reading == "fixed" and ids[j] in own)]
+            pair = (ids[i], ids[n + i])
+            pool = [c for j, c in enumerate(x + y) if j % n != i and not (config.reading == "fixed" and ids[j] in pair)]
             above = math.exp(cosine(a[i], b[i]) / config.temperature)
-            below = sum(math.exp(cosine(a[i], c) / config.temperature) for c in kept)
-            if kept:
+            below = sum(math.exp(cosine(a[i], c) / config.temperature) for c in pool)
+            if pool:
                 total -= math.log(above / (below + (above if "info" in config.variant else 0)))
     return total / (n * (2 if both else 1)) + config.alpha * mlm
 
@@ -196,8 +196,8 @@ def test_the_readings_are_those_of_the_poster_and_of_the_code():
 
 def row_by_row(a, b, candidates, left_out, temperature, **settings):
     """The loss of each anchor alone."""
-    own = left_out.local.split(1)
-    parts = [dataclasses.replace(left_out, local=one) for one in own]
+    singles = left_out.local.split(1)
+    parts = [dataclasses.replace(left_out, local=one) for one in singles]
     rows = zip(a.split(1), b.split(1), parts, strict=True)
     return torch.stack([anchor_losses(*row, candidates, part, temperature, **settings) for *row, part in rows])
 
@@ -231,14 +231,14 @@ def test_infonce_is_log_1_plus_e_to_the_cz_nce_and_their_gradients_are_proportio
 @given(st.integers(2, 7), st.integers(0, 1000))
 def test_the_gradient_of_cz_nce_is_that_of_phi_over_its_own_value(n, seed):
     """D16: the code's trick, and d/ds+ = -1/n always."""
-    _, found, a, b, kept = losses(n, False, seed)
+    _, gradient, a, b, mask = losses(n, False, seed)
     again = a.clone().requires_grad_()
     positive = (again * b).sum(1) / 0.07
     positive.retain_grad()
     negatives = again @ torch.cat([a, b]).T / 0.07
-    phi = ((negatives - positive.unsqueeze(1)).exp() * kept).sum(1)
+    phi = ((negatives - positive.unsqueeze(1)).exp() * mask).sum(1)
     (phi / phi.detach()).mean().backward()
-    torch.testing.assert_close(again.grad, found, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(again.grad, gradient, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(positive.grad, torch.full((n,), -1 / n))
 
 
@@ -437,9 +437,9 @@ def test_every_span_lies_within_its_sentence_and_every_pair_without_one_is_left_
         assert (first >= 1).all()
         assert (first < end).all()
         assert (end < lengths[pairs[:, side]]).all()
-    left = word_counts(samples, len(record.pairs()))["pairs without"]
+    count = word_counts(samples, len(record.pairs()))["pairs without"]
     reports, _ = run(sweep, record, tmp_path, pairs=64, reports=1)
-    assert reports[0]["facts"]["pairs_without_words"] == left > 0
+    assert reports[0]["facts"]["pairs_without_words"] == count > 0
     assert reports[0]["facts"]["word_samples"] == len(samples)
     assert record.counts["words"]["samples"] >= len(samples)
 

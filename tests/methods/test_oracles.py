@@ -23,7 +23,7 @@ def ours(name, vectors, teacher=None, **config):
     return run(instance, vectors, batch_of(N, **targets))
 
 
-def theirs(loss, vectors, positives=None):
+def oracle(loss, vectors, positives=None):
     """The value and gradient of a loss of sentence-transformers, of sources against targets (or these positives)."""
     table = torch.tensor(vectors, requires_grad=True)
     left, right = (table[:N], table[N:]) if positives is None else (table[N:], torch.tensor(positives))
@@ -32,8 +32,8 @@ def theirs(loss, vectors, positives=None):
     return value, table.grad
 
 
-def assert_agree(ours, theirs, scale=1.0):
-    (loss, gradient), (value, expected) = ours, theirs
+def assert_agree(ours, other, scale=1.0):
+    (loss, gradient), (value, expected) = ours, other
     torch.testing.assert_close(loss.total, scale * value, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradient, scale * expected, rtol=1e-4, atol=1e-6)
 
@@ -45,19 +45,19 @@ def assert_agree(ours, theirs, scale=1.0):
 def test_translation_ranking_is_sentence_transformers_ranking_loss(direction, loss, temperature):
     vectors = gaussian(2 * N, DIM, 0)
     result = ours("translation_ranking", vectors, temperature=temperature, direction=direction, hard_negatives=0)
-    assert_agree(result, theirs(loss(nn.Identity(), scale=1 / temperature), vectors))
+    assert_agree(result, oracle(loss(nn.Identity(), scale=1 / temperature), vectors))
 
 
 def test_soft_contrastive_with_hard_labels_is_sentence_transformers_symmetric_loss():
     vectors = gaussian(2 * N, DIM, 1)
     result = ours("soft_contrastive", vectors, labels="hard", tcm=False, temperature=0.05)
-    assert_agree(result, theirs(MultipleNegativesSymmetricRankingLoss(nn.Identity(), scale=20.0), vectors), scale=2.0)
+    assert_agree(result, oracle(MultipleNegativesSymmetricRankingLoss(nn.Identity(), scale=20.0), vectors), scale=2.0)
 
 
 def test_lealla_without_margin_is_sentence_transformers_symmetric_loss():
     vectors = gaussian(2 * N, DIM, 2)
     result = ours("lealla", vectors, gaussian(N, DIM, 3), margin=0.0, scale=20.0, beta=0.0, gamma=0.0)
-    assert_agree(result, theirs(MultipleNegativesSymmetricRankingLoss(nn.Identity(), scale=20.0), vectors), scale=2.0)
+    assert_agree(result, oracle(MultipleNegativesSymmetricRankingLoss(nn.Identity(), scale=20.0), vectors), scale=2.0)
 
 
 def test_laser3_co_in_the_batch_is_sentence_transformers_ranking_loss():
@@ -65,7 +65,7 @@ def test_laser3_co_in_the_batch_is_sentence_transformers_ranking_loss():
     config = {"variant": "in_batch", "denominator": "alg1", "self_weight": 0.0, "temperature": 0.05}
     assert_agree(
         ours("laser3_co", vectors, teacher, **config),
-        theirs(MultipleNegativesRankingLoss(nn.Identity(), scale=20.0), vectors, teacher),
+        oracle(MultipleNegativesRankingLoss(nn.Identity(), scale=20.0), vectors, teacher),
     )
 
 

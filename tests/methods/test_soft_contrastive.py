@@ -78,8 +78,8 @@ def printed(config, s, t, g_s, g_t, source_ids, target_ids):
 
     def log_softmax(a, others, i, ids):
         """log softmax over `others` of sim(a_i, .), without the repeats of the positive where they are masked."""
-        kept = [m for m in range(n) if m == i or not (hard and fixed and ids[m] == ids[i])]
-        total = sum(math.exp(cosine(a[i], others[m]) / tau) for m in kept)
+        places = [m for m in range(n) if m == i or not (hard and fixed and ids[m] == ids[i])]
+        total = sum(math.exp(cosine(a[i], others[m]) / tau) for m in places)
         return [cosine(a[i], others[m]) / tau - math.log(total) for m in range(n)]
 
     def rows(a, b, ids):
@@ -202,8 +202,8 @@ def test_the_label_entropy_of_an_e5_like_teacher_falls_with_the_temperature(tau,
 
 
 @pytest.mark.parametrize("labels", ["priority", "average"])
-@pytest.mark.parametrize(("tau", "said"), [(0.01, "nearly hard"), (0.3, ""), (9.0, "nearly flat")])
-def test_the_plan_judges_labels_as_the_trial_does(labels, tau, said):
+@pytest.mark.parametrize(("tau", "words"), [(0.01, "nearly hard"), (0.3, ""), (9.0, "nearly flat")])
+def test_the_plan_judges_labels_as_the_trial_does(labels, tau, words):
     config, teacher = Config(labels=labels, temperature=tau), (gaussian(12, 8, 5), gaussian(12, 8, 6))
     batch = batch_of(12, teacher)
     diagnostics = run(config, gaussian(24, 4, 1), batch)[0].diagnostics
@@ -211,7 +211,7 @@ def test_the_plan_judges_labels_as_the_trial_does(labels, tau, said):
     assert diagnostics["label_own"].item() == pytest.approx(sum(w[i][i] for i in range(12)) / 12, rel=1e-5)
     before = SoftContrastive.label_warning(config, lambda: (batch.teacher_source, batch.teacher_target))
     assert before == SoftContrastive.warning({name: value.item() for name, value in diagnostics.items()})
-    assert (said in before, bool(before)) == (True, bool(said))
+    assert (words in before, bool(before)) == (True, bool(words))
 
 
 def test_labels_that_are_meant_to_be_hard_are_not_warned_of():
@@ -228,9 +228,9 @@ def test_with_hard_labels_a_repeated_target_counts_once_in_the_fixed_reading_onl
     masked = run(Config(**settings), vectors, batch_of(4, None, *ids))[0].total.item()
     unmasked = run(Config(**settings, reading="paper"), vectors, batch_of(4, None, *ids))[0].total.item()
 
-    def row(i, kept):
-        values = [math.exp(cosine(vectors[i], vectors[4 + j]) / 0.1) for j in kept]
-        return -math.log(values[kept.index(i)] / sum(values))
+    def row(i, columns):
+        values = [math.exp(cosine(vectors[i], vectors[4 + j]) / 0.1) for j in columns]
+        return -math.log(values[columns.index(i)] / sum(values))
 
     # Rows 0 and 2 lose one candidate each, and are those of a batch without the other pair.
     gained = row(0, [0, 1, 2, 3]) - row(0, [0, 1, 3]) + row(2, [0, 1, 2, 3]) - row(2, [1, 2, 3])

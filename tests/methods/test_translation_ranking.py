@@ -15,8 +15,8 @@ from babeltune_methods.translation_ranking import Config, TranslationRanking
 from toy_batches import gaussian
 
 
-def batch_of(n, k=0, found=None, source_ids=None, target_ids=None):
-    mined = {"negatives": tokens_from([[2 * n + i] for i in range(n * k)]), "negatives_mask": found} if k else {}
+def batch_of(n, k=0, mask=None, source_ids=None, target_ids=None):
+    mined = {"negatives": tokens_from([[2 * n + i] for i in range(n * k)]), "negatives_mask": mask} if k else {}
     return toy_batches.batch_of(n, source_ids=source_ids, target_ids=target_ids, **mined)
 
 
@@ -24,7 +24,7 @@ def run(config, vectors, batch):
     return toy_batches.run(TranslationRanking(config, student_dim=4, teacher_dim=1), vectors, batch)
 
 
-def printed(config, s, t, h, found, source_ids, target_ids):
+def printed(config, s, t, h, mask, source_ids, target_ids):
     """The loss from the equation, with loops."""
     n = len(s)
 
@@ -39,7 +39,7 @@ def printed(config, s, t, h, found, source_ids, target_ids):
             columns = [j for j in range(n) if j == i or not (config.mask_duplicates and ids[j] == ids[i])]
             below = sum(phi(a[i], b[j]) for j in columns)
             if hard:
-                below += sum(phi(a[i], h[i][k]) for k in range(config.hard_negatives) if found[i][k])
+                below += sum(phi(a[i], h[i][k]) for k in range(config.hard_negatives) if mask[i][k])
             total -= math.log(phi(a[i], b[i]) / below)
         return total / n
 
@@ -130,12 +130,12 @@ def test_one_pair_for_which_no_hard_negative_was_found_is_refused(direction):
 class Second(ProcessGroup):
     """The second of two ranks that share one pair, for which the first found this many hard negatives."""
 
-    def __init__(self, found):
-        self.rank, self.world, self.found = 1, 2, found
+    def __init__(self, count):
+        self.rank, self.world, self.count = 1, 2, count
 
     def __call__(self, rows):
         assert rows.shape == (0, 1)
-        return torch.tensor([[self.found]])
+        return torch.tensor([[self.count]])
 
 
 def test_a_rank_without_pairs_refuses_a_batch_only_when_the_others_do():
@@ -144,9 +144,9 @@ def test_a_rank_without_pairs_refuses_a_batch_only_when_the_others_do():
 
     method = TranslationRanking(Config(hard_negatives=2), student_dim=4, teacher_dim=1)
     batch = batch_of(0, 2, torch.zeros(0, 2, dtype=torch.bool))
-    for found, expected in ((0, TrainingError), (1, EncodedError)):
+    for count, expected in ((0, TrainingError), (1, EncodedError)):
         with pytest.raises(expected):
-            method.loss(encode, replace(batch, total=1), Second(found))
+            method.loss(encode, replace(batch, total=1), Second(count))
 
 
 class EncodedError(Exception):

@@ -109,8 +109,8 @@ SHORT = ["method=translation_ranking", "config={hard_negatives: 0}", "training={
 
 
 def test_a_cut_and_trimmed_model_trains_and_its_export_has_its_vectors(tiny_file, tiny_storage, tmp_path):
-    given = [STUDENT, *SHORT, "parameters={}", "student.keep_layers=[0, 2, 5]"]
-    sweep = read_sweep(tiny_file, assignments=given)
+    assignments = [STUDENT, *SHORT, "parameters={}", "student.keep_layers=[0, 2, 5]"]
+    sweep = read_sweep(tiny_file, assignments=assignments)
     assert sweep_from(plain(sweep)) == sweep
     prepared = prepare(sweep, tiny_storage)
     run = TrialTrainer(make_trial(sweep, 0, {}), prepared, tmp_path / "t", Printer(()), ProcessGroup(), CPU)
@@ -138,8 +138,8 @@ def test_a_cut_and_trimmed_model_trains_and_its_export_has_its_vectors(tiny_file
 
 
 def test_layers_are_searched_by_number_and_by_words(tiny_file):
-    given = [STUDENT, "parameters={student.keep_layers: {choice: [2, last 3, 0 2 5]}}"]
-    sweep = read_sweep(tiny_file, assignments=given)
+    assignments = [STUDENT, "parameters={student.keep_layers: {choice: [2, last 3, 0 2 5]}}"]
+    sweep = read_sweep(tiny_file, assignments=assignments)
     students = [make_trial(sweep, 0, params).student for params in combinations(sweep.parameters)]
     assert [student.keep_layers for student in students] == [2, "last 3", "0 2 5"]
     assert len(preparations(sweep)) == 1, "one tokenizer for all"

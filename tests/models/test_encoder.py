@@ -70,10 +70,10 @@ def test_pooling_and_its_gradient_equal_those_of_plain_loops(pooled, pooling):
         at += length
         how = {"mean": lambda x: sum(x) / len(x), "cls": lambda x: x[0], "max": lambda x: x.amax(0)}[pooling]
         rows.append(how(part) if length else torch.zeros(3))
-    found, expected = pooled(states, packing, pooling), torch.stack(rows)
-    assert torch.allclose(found, expected)
+    actual, expected = pooled(states, packing, pooling), torch.stack(rows)
+    assert torch.allclose(actual, expected)
     weights = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
-    gradients = [torch.autograd.grad((vectors * weights).sum(), states)[0] for vectors in (found, expected)]
+    gradients = [torch.autograd.grad((vectors * weights).sum(), states)[0] for vectors in (actual, expected)]
     assert torch.allclose(*gradients)
 
 
@@ -131,15 +131,15 @@ def test_states_are_those_of_the_asked_layers_in_the_order_of_the_tokens(build, 
     encoder = build().eval()
     sentences = [*random_sentences(6), [], *random_sentences(3, seed=1)]
     with torch.no_grad():
-        found = encoder.states(tokens_from(sentences), layers)
+        states = encoder.states(tokens_from(sentences), layers)
         encoder.backbone.set_attn_implementation("eager")
         alone = [encoder.backbone(torch.tensor([s]), output_hidden_states=True) for s in sentences if s]
     expected = torch.cat([torch.cat([out.hidden_states[layer] for layer in layers], dim=2)[0] for out in alone])
-    assert found.dtype == torch.float32
-    assert found.shape == (sum(map(len, sentences)), len(layers) * encoder.width)
+    assert states.dtype == torch.float32
+    assert states.shape == (sum(map(len, sentences)), len(layers) * encoder.width)
     assert encoder.layers == len(alone[0].hidden_states) - 1
     assert torch.equal(encoder.states(tokens_from(sentences), (1, -1)), encoder.states(tokens_from(sentences)))
-    assert (found - expected).abs().max() < 1e-5
+    assert (states - expected).abs().max() < 1e-5
     assert encoder.word_embeddings.shape == (90, encoder.width)
     assert encoder.states(tokens_from([]), layers).shape == (0, len(layers) * encoder.width)
 

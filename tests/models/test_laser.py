@@ -75,8 +75,8 @@ def segmented(text):
         return 0.0, []
     for piece, score in PIECES.items():
         if text.startswith(piece):
-            rest, pieces = segmented(text[len(piece) :])
-            best = max(best, (score + rest, [piece, *pieces]))
+            tail, pieces = segmented(text[len(piece) :])
+            best = max(best, (score + tail, [piece, *pieces]))
     return best
 
 
@@ -88,13 +88,13 @@ def states(inputs, weights, suffix):
     """The states of one direction, from the first input to the last: the gates i, f, g and o of an LSTM."""
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     w, u, b, c = (weights[f"lstm.{name}_{suffix}"].double().numpy() for name in names)
-    hidden, cell, found = np.zeros(HIDDEN), np.zeros(HIDDEN), []
+    hidden, cell, rows = np.zeros(HIDDEN), np.zeros(HIDDEN), []
     for x in inputs:
         i, f, g, o = np.split(w @ x + b + u @ hidden + c, 4)
         cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
         hidden = sigmoid(o) * np.tanh(cell)
-        found.append(hidden)
-    return found
+        rows.append(hidden)
+    return rows
 
 
 def encoded(pieces, parts):
@@ -114,8 +114,8 @@ TEXTS = {"The rains.": "▁the▁rains.", "  raining,\tnot the “rain”": '▁
 
 def test_vectors_of_a_converted_checkpoint_are_the_printed_encoders(folder, released):
     vectors = encoder_of(folder)(list(TEXTS), ["eng"] * len(TEXTS))
-    for vector, written in zip(vectors, TEXTS.values(), strict=True):
-        assert np.abs(vector - encoded(segmented(written)[1], released[2])).max() < 1e-6
+    for vector, text in zip(vectors, TEXTS.values(), strict=True):
+        assert np.abs(vector - encoded(segmented(text)[1], released[2])).max() < 1e-6
 
 
 def test_laser_is_a_teacher_whose_vectors_have_length_one(folder):

@@ -81,17 +81,17 @@ def test_a_packing_of_fixed_shape_gives_the_states_and_gradients_of_others(name,
     tokens = Tokens(MIXED.ids, torch.cat([MIXED.lengths, torch.tensor([0])]))
     fixed = Tokens(torch.cat([tokens.ids, torch.full((spare,), 7)]), tokens.lengths, 40)
     model, pad = small(name), CONFIGS[name].pad_token_id
-    offset, found = enable_packing(model, pad), []
-    for given in (tokens, fixed):
+    offset, results = enable_packing(model, pad), []
+    for batch in (tokens, fixed):
         model.zero_grad()
-        packing = pack(given)
-        states = torch.empty(len(given.ids), 32).index_copy(0, packing.token_index, run_packed(model, packing, offset))
+        packing = pack(batch)
+        states = torch.empty(len(batch.ids), 32).index_copy(0, packing.token_index, run_packed(model, packing, offset))
         states = states[: len(tokens.ids)]
         (states * torch.linspace(-1, 1, states.numel()).view_as(states)).sum().backward()
-        found.append([states.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
-    assert len(found[1]) > 10
-    largest = max(one.abs().max().item() for one in found[0])
-    for one, other in zip(*found, strict=True):
+        results.append([states.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert len(results[1]) > 10
+    largest = max(one.abs().max().item() for one in results[0])
+    for one, other in zip(*results, strict=True):
         assert (one - other).abs().max() <= 1e-6 * largest
 
 
@@ -134,9 +134,9 @@ def test_local_layers_of_modernbert_do_not_see_beyond_their_window():
 
 def test_a_model_that_ignores_the_packing_keeps_its_own_attention():
     model = small("mpnet")
-    own = model.config._attn_implementation
+    implementation = model.config._attn_implementation
     assert enable_packing(model, CONFIGS["mpnet"].pad_token_id) is None
-    assert model.config._attn_implementation == own
+    assert model.config._attn_implementation == implementation
 
 
 def test_a_model_that_takes_no_positions_is_found_out():
@@ -185,21 +185,21 @@ def test_attention_on_a_gpu_in_half_precision_is_that_of_fp32(name):
     def run(half, flash):
         model.zero_grad()
         with pytest.MonkeyPatch.context() as patch, torch.autocast("cuda", torch.bfloat16, enabled=half):
-            seen, suits = [], packing_module.flash_suits
+            verdicts, suits = [], packing_module.flash_suits
 
-            def noted(*given):
-                seen.append(suits(*given))
-                return flash and seen[-1]
+            def noted(*arguments):
+                verdicts.append(suits(*arguments))
+                return flash and verdicts[-1]
 
             patch.setattr(packing_module, "flash_suits", noted)
             out = run_packed(model, packing, offset).float()
         (out * torch.linspace(-1, 1, out.numel(), device="cuda").view_as(out)).sum().backward()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-        return out.detach(), gradient, seen
+        return out.detach(), gradient, verdicts
 
     (exact, exact_gradient, none), by_length, flash = run(False, True), run(True, False), run(True, True)
     assert not any(none), "fp32 is no half precision"
     assert any(flash[2])
     assert all(flash[2]) or name == "modernbert", "which has windows"
-    for found, other, wanted in ((flash[0], by_length[0], exact), (flash[1], by_length[1], exact_gradient)):
-        assert 0 < (found - wanted).norm() / wanted.norm() <= 1.5 * (other - wanted).norm() / wanted.norm() + 1e-3
+    for value, other, target in ((flash[0], by_length[0], exact), (flash[1], by_length[1], exact_gradient)):
+        assert 0 < (value - target).norm() / target.norm() <= 1.5 * (other - target).norm() / target.norm() + 1e-3

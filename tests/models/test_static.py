@@ -57,8 +57,8 @@ LETTERS = "student={kind: static, width: 32, projection: teacher, vocabulary: 50
 def begun(tiny_file, tiny_storage):
     """A sweep with these assignments, what it has prepared, a trial of these parameters, its train step and reader."""
 
-    def begin(*given, **params):
-        sweep = read_sweep(tiny_file, assignments=given)
+    def begin(*settings, **params):
+        sweep = read_sweep(tiny_file, assignments=settings)
         prepared, trial = prepare(sweep, tiny_storage), make_trial(sweep, 0, params)
         step, reader = make_train_step(trial, prepared, ProcessGroup(), CPU), make_reader(trial, prepared, CPU)
         return sweep, prepared, trial, step, reader
@@ -89,12 +89,12 @@ def tokenizer_folder(tmp_path_factory):
 def test_the_export_is_stock_sentence_transformers_with_the_trained_vectors(tokenizer_folder, tmp_path, fields):
     student = Static(width=16, **fields)
     tokenizer = load_tokenizer(student, tokenizer_folder)
-    made = build_student(
+    encoder = build_student(
         student, Vocabulary(len(tokenizer), 0, tokenizer=tokenizer.backend_tokenizer), teacher_dim=None, seed=0
     )
     store = build_token_store(tmp_path, TEXTS, tokenizer, TokenCut(student.prompt, student.max_tokens, special=False))
-    ours = encode_all(made, open_ragged(store).take, np.arange(len(TEXTS)), device="cpu")
-    export(made, tokenizer, student, tmp_path / "model")
+    ours = encode_all(encoder, open_ragged(store).take, np.arange(len(TEXTS)), device="cpu")
+    export(encoder, tokenizer, student, tmp_path / "model")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = SentenceTransformer(str(tmp_path / "model"), device="cpu")
@@ -106,41 +106,41 @@ def test_the_export_is_stock_sentence_transformers_with_the_trained_vectors(toke
     assert (read.kind, read.max_tokens, read.prompt) == ("static", student.max_tokens, student.prompt)
     vectors = encode_all(again, open_ragged(store).take, np.arange(len(TEXTS)), device="cpu")
     np.testing.assert_allclose(vectors, ours, atol=1e-6 if student.ngrams else 0)
-    assert model_width(str(tmp_path / "model")) == made.dim
+    assert model_width(str(tmp_path / "model")) == encoder.dim
     assert model_vocabulary(str(tmp_path / "model")) == len(tokenizer)
 
 
 def test_a_vector_does_not_depend_on_the_batch_and_a_sentence_without_tokens_has_one():
-    made, sentences = encoder(projection="teacher"), [[1, 2, 3], [], [4], [2, 2, 9]]
-    together = made(tokens_from(sentences))
+    model, sentences = encoder(projection="teacher"), [[1, 2, 3], [], [4], [2, 2, 9]]
+    together = model(tokens_from(sentences))
     for sentence, vector in zip(sentences, together, strict=True):
-        torch.testing.assert_close(made(tokens_from([sentence]))[0], vector)
+        torch.testing.assert_close(model(tokens_from([sentence]))[0], vector)
     assert together.shape == (4, 24)
-    assert made(tokens_from([])).shape == (0, 24)
+    assert model(tokens_from([])).shape == (0, 24)
     with torch.no_grad():
-        torch.testing.assert_close(made(tokens_from(sentences)), together)
+        torch.testing.assert_close(model(tokens_from(sentences)), together)
 
 
 def test_the_tables_gradient_is_the_dense_one_and_names_the_rows_of_the_batch_alone():
-    made, tokens = encoder(projection="teacher"), tokens_from([[1, 2, 2], [7], [9, 1]])
+    model, tokens = encoder(projection="teacher"), tokens_from([[1, 2, 2], [7], [9, 1]])
     weights = torch.randn(3, 24)
-    (made(tokens) * weights).sum().backward()
-    dense = nn.EmbeddingBag.from_pretrained(made.word_embeddings.detach().clone(), freeze=False, mode="mean")
-    vectors = made.projection(dense(tokens.ids, torch.tensor([0, 3, 4])))
+    (model(tokens) * weights).sum().backward()
+    dense = nn.EmbeddingBag.from_pretrained(model.word_embeddings.detach().clone(), freeze=False, mode="mean")
+    vectors = model.projection(dense(tokens.ids, torch.tensor([0, 3, 4])))
     (nn.functional.normalize(vectors, dim=-1) * weights).sum().backward()
-    sparse = made.word_embeddings.grad.coalesce()
+    sparse = model.word_embeddings.grad.coalesce()
     assert sparse.indices()[0].tolist() == [1, 2, 7, 9]
     torch.testing.assert_close(sparse.to_dense(), dense.weight.grad)
 
 
 def test_a_sentence_without_tokens_gives_the_table_no_gradient():
-    made = encoder(projection=None)
-    made.table.weight.requires_grad_()
-    (made(tokens_from([[], [7], []])) * torch.randn(3, made.dim)).sum().backward()
-    assert made.word_embeddings.grad.indices()[0].tolist() == [7]
-    made.word_embeddings.grad = None
-    made(tokens_from([[], []])).sum().backward()
-    assert made.word_embeddings.grad.indices().numel() == 0
+    model = encoder(projection=None)
+    model.table.weight.requires_grad_()
+    (model(tokens_from([[], [7], []])) * torch.randn(3, model.dim)).sum().backward()
+    assert model.word_embeddings.grad.indices()[0].tolist() == [7]
+    model.word_embeddings.grad = None
+    model(tokens_from([[], []])).sum().backward()
+    assert model.word_embeddings.grad.indices().numel() == 0
 
 
 def with_ngrams(tokens, buckets=1000, special=()):
@@ -150,58 +150,58 @@ def with_ngrams(tokens, buckets=1000, special=()):
 
 
 def test_a_tokens_vector_is_its_own_plus_the_mean_of_its_ngrams():
-    made = with_ngrams(["[PAD]", "▁cats", "[PAD]", "▁cat"], special=[0, 2])
-    table = made.ngrams.table.weight
+    model = with_ngrams(["[PAD]", "▁cats", "[PAD]", "▁cat"], special=[0, 2])
+    table = model.ngrams.table.weight
     for row, grams in ((1, ngrams("▁cats")), (3, ["<ca", "cat", "at>", "<cat", "cat>"])):
-        expected = made.word_embeddings[row] + table[[hash_of(gram, 1000) for gram in grams]].mean(0)
-        torch.testing.assert_close(made(tokens_from([[row]]))[0], expected)
-    torch.testing.assert_close(made(tokens_from([[0, 2]]))[0], made.word_embeddings[[0, 2]].mean(0))
+        expected = model.word_embeddings[row] + table[[hash_of(gram, 1000) for gram in grams]].mean(0)
+        torch.testing.assert_close(model(tokens_from([[row]]))[0], expected)
+    torch.testing.assert_close(model(tokens_from([[0, 2]]))[0], model.word_embeddings[[0, 2]].mean(0))
 
 
 def test_the_ngrams_gradient_is_that_of_the_plain_means_and_names_each_row_once():
-    made = with_ngrams(["▁cats", "[PAD]", "▁cat", "고양이"], buckets=20, special=[1])
+    model = with_ngrams(["▁cats", "[PAD]", "▁cat", "고양이"], buckets=20, special=[1])
     tokens, weights = torch.tensor([3, 1, 0, 2, 0]), torch.randn(5, 8)
-    (made.ngrams(tokens) * weights).sum().backward()
-    found = made.ngrams.table.weight.grad
-    table = made.ngrams.table.weight.detach().clone().requires_grad_()
+    (model.ngrams(tokens) * weights).sum().backward()
+    gradient = model.ngrams.table.weight.grad
+    table = model.ngrams.table.weight.detach().clone().requires_grad_()
     grams = [[hash_of(gram, 20) for gram in ngrams(t)] for t in ("고양이", "", "▁cats", "▁cat", "▁cats")]
     means = [table[row].mean(0) if row else torch.zeros(8) for row in [*grams[:1], [], *grams[2:]]]
     (torch.stack(means) * weights).sum().backward()
-    torch.testing.assert_close(found.to_dense(), table.grad)
-    assert found._indices()[0].tolist() == sorted({i for row in [grams[0], *grams[2:]] for i in row})
+    torch.testing.assert_close(gradient.to_dense(), table.grad)
+    assert gradient._indices()[0].tolist() == sorted({i for row in [grams[0], *grams[2:]] for i in row})
 
 
 def test_tokens_that_share_letters_learn_from_one_another():
-    made = with_ngrams(["▁перевод", "▁перевода", "▁dog"])
-    before = made(tokens_from([[0], [1], [2]])).detach()
-    made(tokens_from([[0]])).sum().backward()
-    gradient = made.ngrams.table.weight.grad.coalesce()
+    model = with_ngrams(["▁перевод", "▁перевода", "▁dog"])
+    before = model(tokens_from([[0], [1], [2]])).detach()
+    model(tokens_from([[0]])).sum().backward()
+    gradient = model.ngrams.table.weight.grad.coalesce()
     assert len(gradient.indices()[0]) == len({hash_of(gram, 1000) for gram in ngrams("▁перевод")})
-    torch.optim.SparseAdam(made.ngrams.parameters(), lr=0.1).step()
-    moved = (made(tokens_from([[0], [1], [2]])) - before).abs().mean(1)
+    torch.optim.SparseAdam(model.ngrams.parameters(), lr=0.1).step()
+    moved = (model(tokens_from([[0], [1], [2]])) - before).abs().mean(1)
     assert moved[0] > moved[1] > 0.02
     assert moved[2] < 0.01
 
 
 @pytest.mark.parametrize(
-    ("token", "found"), [("가요", ["가", "요"]), ("▁東京", ["東", "東京", "京>"]), ("ÉTÉ", ["été", "té>"]), ("▁", [])]
+    ("token", "pieces"), [("가요", ["가", "요"]), ("▁東京", ["東", "東京", "京>"]), ("ÉTÉ", ["été", "té>"]), ("▁", [])]
 )
-def test_ngrams_follow_the_script(token, found):
+def test_ngrams_follow_the_script(token, pieces):
     grams = ngrams(token)
     if token == "가요":  # letter by letter
         assert "\u1100\u1161\u110b" in grams
         assert "\u1161" not in grams
     else:
-        assert set(found) <= set(grams)
-    assert bool(grams) == bool(found)
+        assert set(pieces) <= set(grams)
+    assert bool(grams) == bool(pieces)
 
 
 def test_ngrams_folded_into_the_table_give_the_same_vectors():
-    made = with_ngrams([f"▁wort{i}" for i in range(9)])
+    model = with_ngrams([f"▁wort{i}" for i in range(9)])
     sentences = tokens_from([[1, 2, 3], [], [4], [2, 2, 8]])
-    folded = made.folded()
+    folded = model.folded()
     assert folded.ngrams is None
-    torch.testing.assert_close(folded(sentences), made(sentences))
+    torch.testing.assert_close(folded(sentences), model(sentences))
     assert with_ngrams(["a"]).word_embeddings.shape == (1, 8)
     plain = encoder()
     assert plain.folded() is plain
@@ -229,10 +229,10 @@ def test_different_sentences_differ_at_the_start():
 
 
 def test_dropout_gives_two_calls_two_views_in_training_and_none_in_evaluation():
-    made, tokens = encoder(dropout=0.3), tokens_from([[1, 2, 3], [4, 5]])
-    assert not torch.equal(made(tokens), made(tokens))
-    made.eval()
-    assert torch.equal(made(tokens), made(tokens))
+    model, tokens = encoder(dropout=0.3), tokens_from([[1, 2, 3], [4, 5]])
+    assert not torch.equal(model(tokens), model(tokens))
+    model.eval()
+    assert torch.equal(model(tokens), model(tokens))
 
 
 def test_a_step_changes_the_rows_of_its_batch_and_no_other(begun):
@@ -263,12 +263,12 @@ FROZEN = ("bilingual_aligner", "dimension_reduction")
 
 @pytest.mark.parametrize("method", [name for name in SETTINGS if name not in FROZEN])
 def test_every_method_that_reads_sentence_vectors_trains_a_static_student(tiny_file, begun, method):
-    given = [*assignments(method), STATIC]
+    settings = [*assignments(method), STATIC]
     if method in READS_STATES:
         with pytest.raises(SpecError, match=r"student\.kind: 'static': method 'ml_ctl' reads token states"):
-            read_sweep(tiny_file, assignments=given)
+            read_sweep(tiny_file, assignments=settings)
         return
-    _, _, trial, train_step, reader = begun(*given, "training.learning_rate=0.01")
+    _, _, trial, train_step, reader = begun(*settings, "training.learning_rate=0.01")
     assert not needs_of(trial.method, trial.config).states
     if rows := needs_of(trial.method, trial.config).warm_up:
         train_step.method.warm_up(*reader.anchors(rows, trial.seed))
@@ -321,25 +321,25 @@ def test_the_factor_of_the_embeddings_reaches_their_first_step(begun, kind):
 
 def test_a_file_keeps_its_sweeps_id_though_kinds_and_factors_were_added(tiny_file):
     sweep = read_sweep(tiny_file)
-    written = read_sweep(tiny_file, assignments=["student.kind=transformer", "training.embedding_learning_rate=1"])
-    assert sweep_id(sweep) == sweep_id(written)
+    explicit = read_sweep(tiny_file, assignments=["student.kind=transformer", "training.embedding_learning_rate=1"])
+    assert sweep_id(sweep) == sweep_id(explicit)
     assert sweep_id(sweep) != sweep_id(read_sweep(tiny_file, assignments=["training.embedding_learning_rate=2"]))
 
 
 @pytest.mark.parametrize("student", [STATIC, STATIC.replace("static", "transformer")])
 def test_a_setting_of_one_kind_is_judged_as_that_kinds(tiny_file, student):
     layers = "student.layers: {choice: [1, 3], when: {student.kind: transformer}}"
-    given = [student, f"parameters={{student.kind: {{choice: [transformer, static]}}, {layers}}}"]
-    sweep = read_sweep(tiny_file, assignments=given)
+    settings = [student, f"parameters={{student.kind: {{choice: [transformer, static]}}, {layers}}}"]
+    sweep = read_sweep(tiny_file, assignments=settings)
     assert {student.kind for student in preparations(sweep)} == {"transformer", "static"}
     with pytest.raises(SpecError, match=r"student\.layers\.choice: 0"):
-        read_sweep(tiny_file, assignments=[given[0], given[1].replace("[1, 3]", "[0, 3]")])
+        read_sweep(tiny_file, assignments=[settings[0], settings[1].replace("[1, 3]", "[0, 3]")])
 
 
 def test_the_kind_is_a_choice_and_each_kind_is_tokenized(begun):
     for kind in ("transformer", "static"):
-        given = "parameters={student.kind: {choice: [transformer, static]}}"
-        sweep, _, _, train_step, reader = begun(given, **{"student.kind": kind})
+        setting = "parameters={student.kind: {choice: [transformer, static]}}"
+        sweep, _, _, train_step, reader = begun(setting, **{"student.kind": kind})
         assert {student.kind for student in preparations(sweep)} == {"transformer", "static"}
         assert isinstance(train_step.encoder, StaticEncoder) == (kind == "static")
         assert train_step.step(reader.batch(np.arange(8), 8), 200)["loss"] > 0
@@ -353,8 +353,8 @@ def test_a_start_brings_its_own_table():
 def saved(folder, tokenizer_folder):
     student = Static(width=16, projection=8)
     tokenizer = load_tokenizer(student, tokenizer_folder)
-    made = build_student(student, Vocabulary(len(tokenizer), 0), teacher_dim=None, seed=0)
-    export(made, tokenizer, student, folder)
+    model = build_student(student, Vocabulary(len(tokenizer), 0), teacher_dim=None, seed=0)
+    export(model, tokenizer, student, folder)
     return len(tokenizer)
 
 

@@ -141,9 +141,9 @@ def test_the_benchmark_asks_an_old_index_for_texts_that_the_map_has_not_seen(mod
     monkeypatch.setattr(
         benchmark, "texts", lambda data, code, most: [(text, f"the {text} text") for text in rows[code]]
     )
-    indexed, asked = benchmark.unseen(Path(), {"deux"}, 1)
+    indexed, queries = benchmark.unseen(Path(), {"deux"}, 1)
     assert indexed == ["the un text", "the trois text", "the uno text", "the dos text"]
-    assert asked == [("trois", "the trois text")]
+    assert queries == [("trois", "the trois text")]
     old = str(models / "old")
     texts = [f"A boat lies on the beach number {number}." for number in range(100, 160)]
     assert benchmark.old_index(tmp_path, old, texts) == 60

@@ -19,11 +19,11 @@ pytestmark = pytest.mark.usefixtures("one_scoring_process")
 OLD = {"babeltune.sweep": "another-0123456789", "babeltune.trial": "t0000", "babeltune.report": "1"}
 
 
-def without_metrics(line, known):
+def without_metrics(line, reports):
     """A report's line of the ledger without what it scored, unless trial and report are known."""
-    number = {number for number, _ in known}
-    mine = line["event"] == "report" and line["number"] in number
-    return {**line, "metrics": {}} if mine and (line["number"], line["index"]) not in known else line
+    number = {number for number, _ in reports}
+    is_report = line["event"] == "report" and line["number"] in number
+    return {**line, "metrics": {}} if is_report and (line["number"], line["index"]) not in reports else line
 
 
 def test_a_pruned_trial_was_a_candidate_and_one_without_a_report_was_none(copied):
@@ -70,8 +70,8 @@ def test_the_level_is_corrected_for_the_best_of_n_whatever_the_metric_that_chose
     for place in folder.trials():  # the checkpoints that are kept are the best ones by another objective
         indices = {r.index for r in read_reports(place) if checkpoint_folder(place, r.index).exists()}
         write_reports(place, [r if r.index in indices else replace(r, metrics={}) for r in read_reports(place)])
-        known = {(int(place.name[1:]), index) for index in indices}
-        rewrite_ledger(folder, lambda line, known=known: without_metrics(line, known))
+        reports = {(int(place.name[1:]), index) for index in indices}
+        rewrite_ledger(folder, lambda line, reports=reports: without_metrics(line, reports))
     run = find_run(cluster.mlflow, "searched", folder.id, 0)
     first = promote(folder.id, cluster, dry_run=True)
     assert (first.among, first.chosen_by, first.selection) == (3, "dev/everyday/f1", None)

@@ -111,9 +111,9 @@ def test_a_worse_challenger_is_refused_with_exit_code_3(copied_home, models):
     noted = [replace(r, metrics=honest if r.index == best.best else {}) for r in read_reports(trial)]
     write_reports(trial, noted)
     metrics = {report.index: report.metrics for report in noted}
-    mine = {"event": "report", "number": int(best.name[1:])}
+    fields = {"event": "report", "number": int(best.name[1:])}
     rewrite_ledger(
-        folder, lambda line: {**line, "metrics": metrics[line["index"]]} if mine.items() <= line.items() else line
+        folder, lambda line: {**line, "metrics": metrics[line["index"]]} if fields.items() <= line.items() else line
     )
     before = crown(cluster, folder, models["whole"])
     result = CliRunner().invoke(app, ["promote", name, "--json"])
@@ -158,11 +158,11 @@ def test_an_alias_that_moves_right_after_is_noticed(copied, models, monkeypatch)
     _, folder, cluster = copied
     crown(cluster, folder, models["damaged"])
     crown(cluster, folder, models["whole"])
-    asked = registry.champion_of
+    champion_of = registry.champion_of
     answers = iter(["2", "1"])
 
     def looked(*arguments):
-        return replace(asked(*arguments), version=next(answers))
+        return replace(champion_of(*arguments), version=next(answers))
 
     monkeypatch.setattr(registry, "champion_of", looked)
     run = find_run(cluster.mlflow, "searched", folder.id, 0)

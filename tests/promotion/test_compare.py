@@ -25,7 +25,7 @@ def graded(scores, subset="eng"):
     return TextTask(name="s", kind="sts", subset=subset, left=rows, right=rows, scores=tuple(scores))
 
 
-def found(forward, backward=None):
+def hits(forward, backward=None):
     return {"forward": list(forward), "backward": list(forward if backward is None else backward)}
 
 
@@ -71,8 +71,8 @@ def test_outcomes_are_those_of_the_metrics(candidates):
 def test_a_better_an_equal_and_a_worse_challenger_get_three_verdicts():
     generator = np.random.default_rng(1)
     tasks = [bitext("fra-eng", 500), bitext("kor-eng", 500)]
-    old = {name: found(shares(generator, 500, 0.6)) for name in ("t/fra-eng/accuracy", "t/kor-eng/accuracy")}
-    new = {name: found(np.maximum(v["forward"], shares(generator, 500, 0.2))) for name, v in old.items()}
+    old = {name: hits(shares(generator, 500, 0.6)) for name in ("t/fra-eng/accuracy", "t/kor-eng/accuracy")}
+    new = {name: hits(np.maximum(v["forward"], shares(generator, 500, 0.2))) for name, v in old.items()}
     better, equal, worse = judged(old, new, tasks), judged(old, old, tasks), judged(new, old, tasks)
     assert [each.verdict for each in (better, equal, worse)] == ["promote", "tie", "refuse"]
     (mean,) = better.overall
@@ -90,8 +90,8 @@ def test_a_better_an_equal_and_a_worse_challenger_get_three_verdicts():
 def test_one_language_beyond_the_margin_refuses_a_challenger_better_in_the_mean():
     ones, zeros = [1] * 300, [0] * 300
     tasks = [bitext(f"{language}-eng", 300) for language in ("fra", "deu", "kor")]
-    old = {"t/fra-eng/accuracy": found(zeros), "t/deu-eng/accuracy": found(zeros), "t/kor-eng/accuracy": found(ones)}
-    new = {**dict.fromkeys(old, found(ones)), "t/kor-eng/accuracy": found([0] * 30 + [1] * 270)}
+    old = {"t/fra-eng/accuracy": hits(zeros), "t/deu-eng/accuracy": hits(zeros), "t/kor-eng/accuracy": hits(ones)}
+    new = {**dict.fromkeys(old, hits(ones)), "t/kor-eng/accuracy": hits([0] * 30 + [1] * 270)}
     decided = judged(old, new, tasks)
     assert decided.verdict == "refuse"
     assert decided.overall[0].low > 0
@@ -102,8 +102,8 @@ def test_one_language_beyond_the_margin_refuses_a_challenger_better_in_the_mean(
 def test_a_loss_that_may_be_within_the_margin_is_not_called_worse():
     """23 of 800 lost: surely worse, by 0.029 and at least 0.017."""
     tasks = [bitext(f"{language}-eng", 800) for language in ("fra", "kor")]
-    old = {"t/fra-eng/accuracy": found([0] * 800), "t/kor-eng/accuracy": found([1] * 800)}
-    new = {"t/fra-eng/accuracy": found([1] * 800), "t/kor-eng/accuracy": found([0] * 23 + [1] * 777)}
+    old = {"t/fra-eng/accuracy": hits([0] * 800), "t/kor-eng/accuracy": hits([1] * 800)}
+    new = {"t/fra-eng/accuracy": hits([1] * 800), "t/kor-eng/accuracy": hits([0] * 23 + [1] * 777)}
     decided = judged(old, new, tasks)
     cell = decided.cells[1]
     assert cell.difference < -0.02 < cell.high < 0
@@ -115,8 +115,8 @@ def test_a_loss_that_may_be_within_the_margin_is_not_called_worse():
 def test_a_language_too_small_to_exclude_a_loss_keeps_the_alias_where_it_is():
     tasks = [bitext("fra-eng", 500), bitext("kor-eng", 40)]
     coin = np.array([0, 1] * 20)
-    old = {"t/fra-eng/accuracy": found([0] * 500), "t/kor-eng/accuracy": found(coin)}
-    new = {"t/fra-eng/accuracy": found([1] * 500), "t/kor-eng/accuracy": found(coin[::-1])}
+    old = {"t/fra-eng/accuracy": hits([0] * 500), "t/kor-eng/accuracy": hits(coin)}
+    new = {"t/fra-eng/accuracy": hits([1] * 500), "t/kor-eng/accuracy": hits(coin[::-1])}
     decided = judged(old, new, tasks)
     assert decided.verdict == "tie"
     assert any("kor-eng" in reason and "is not excluded" in reason for reason in decided.reasons)
@@ -125,8 +125,8 @@ def test_a_language_too_small_to_exclude_a_loss_keeps_the_alias_where_it_is():
 @pytest.mark.parametrize(("n", "verdict"), [(5, "tie"), (100, "tie"), (500, "promote")])
 def test_a_language_always_right_excludes_no_more_than_its_size_allows(n, verdict):
     tasks = [bitext("fra-eng", 400), bitext("kor-eng", n)]
-    old = {"t/fra-eng/accuracy": found([0] * 400), "t/kor-eng/accuracy": found([1] * n)}
-    decided = judged(old, {**old, "t/fra-eng/accuracy": found([1] * 400)}, tasks)
+    old = {"t/fra-eng/accuracy": hits([0] * 400), "t/kor-eng/accuracy": hits([1] * n)}
+    decided = judged(old, {**old, "t/fra-eng/accuracy": hits([1] * 400)}, tasks)
     assert decided.verdict == verdict, decided.reasons
     assert decided.cells[1].low < 0 < decided.cells[1].high
     assert any("kor-eng" in r and "is not excluded" in r for r in decided.reasons) == (verdict == "tie")
@@ -157,7 +157,7 @@ def test_a_fair_challenger_is_seldom_promoted(on, monkeypatch):
 
         def model(easy=easy):
             return {
-                f"t/{subset}/accuracy": found(*(generator.random((2, len(p))) < p).astype(int).tolist())
+                f"t/{subset}/accuracy": hits(*(generator.random((2, len(p))) < p).astype(int).tolist())
                 for subset, p in easy.items()
             }
 
@@ -173,7 +173,7 @@ def test_a_fair_challenger_is_seldom_promoted(on, monkeypatch):
 def test_the_level_of_the_best_of_many_is_within_reach_of_a_clear_difference(monkeypatch, drawn):
     """Accuracies need no draws. Graded pairs need draws enough for the level."""
     monkeypatch.setattr("babeltune.promotion.statistics.DRAWN", drawn)
-    old, new = ({"t/fra-eng/accuracy": found([right] * 100)} for right in (0, 1))
+    old, new = ({"t/fra-eng/accuracy": hits([right] * 100)} for right in (0, 1))
     decided = judged(old, new, [bitext("fra-eng", 100)], on="dev", among=400)
     assert decided.verdict == "promote", decided.reasons
     assert decided.overall[0].p < 1e-20
@@ -188,13 +188,13 @@ def test_the_level_of_the_best_of_many_is_within_reach_of_a_clear_difference(mon
 def test_the_words_the_interval_and_p_of_a_mean_agree(kinds):
     """Of one to three kinds of task, and of small differences: some beyond chance, some not."""
     generator = np.random.default_rng(kinds)
-    seen = set()
+    conclusions = set()
     for _ in range(40):
         tasks, old, new = [], {}, {}
         for subset, n in (("fra-eng", 60), ("kor-eng", 60), ("deu-eng", 45)):
             tasks.append(bitext(subset, n))
             name = f"t/{subset}/accuracy"
-            old[name], new[name] = (found(*(generator.random((2, n)) < p).astype(int)) for p in (0.5, 0.58))
+            old[name], new[name] = (hits(*(generator.random((2, n)) < p).astype(int)) for p in (0.5, 0.58))
         if kinds > 1:
             gold = generator.normal(size=80)
             tasks.append(graded(gold))
@@ -211,18 +211,18 @@ def test_the_words_the_interval_and_p_of_a_mean_agree(kinds):
             assert cell.low <= cell.difference <= cell.high
             assert (cell.p <= 0.05) == (cell.low > 0 or cell.high < 0), cell
             assert conclusion_of(cell) == ("better" if cell.low > 0 else "worse" if cell.high < 0 else "undecided")
-        seen |= {conclusion_of(mean) for mean in decided.overall}
+        conclusions |= {conclusion_of(mean) for mean in decided.overall}
         worse = judged(new, old, tasks).overall[0]
         assert worse.p == pytest.approx(decided.overall[0].p), "either order says the same"
-    assert seen >= {"better", "undecided"}
+    assert conclusions >= {"better", "undecided"}
 
 
 def test_what_is_said_of_a_difference_names_chance_and_equality():
     coin = [0, 1] * 30
-    old = {"t/fra-eng/accuracy": found(coin)}
+    old = {"t/fra-eng/accuracy": hits(coin)}
     cases = {"better": [1] * 60, "worse": [0] * 60, "may be chance": [1, 1, *coin[2:]], "no item differs": coin}
     for words, right in cases.items():
-        mean = judged(old, {"t/fra-eng/accuracy": found(right)}, [bitext("fra-eng", 60)]).overall[0]
+        mean = judged(old, {"t/fra-eng/accuracy": hits(right)}, [bitext("fra-eng", 60)]).overall[0]
         assert conclusion_in_words(mean).endswith(f", 60 items: {words}")
         assert mean.differing == sum(a != b for a, b in zip(coin, right, strict=True))
 
@@ -256,7 +256,7 @@ def test_a_challenger_can_win_by_zero_shot_transfer():
     assert decided.overall[0].name == "mean transfer accuracy"
     assert judged(new, old, tasks).verdict == "refuse"
     both = [*tasks, bitext("fra-eng", 300)]
-    equal = {"t/fra-eng/accuracy": found([1] * 300)}
+    equal = {"t/fra-eng/accuracy": hits([1] * 300)}
     decided = judged({**old, **equal}, {**new, **equal}, both)
     assert [mean.name for mean in decided.overall] == ["mean bitext accuracy", "mean transfer accuracy"]
     assert decided.verdict == "promote"

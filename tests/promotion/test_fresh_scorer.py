@@ -23,14 +23,14 @@ def test_a_raw_teacher_is_scored_as_the_model_that_it_is(scoring_process, tiny_f
 def test_the_process_says_how_far_it_is_batch_by_batch(scoring_process, tiny_file):
     sweep = read_sweep(tiny_file)
     tasks = read_tasks(sweep.data.dev, data_root(sweep), sweep.data)
-    seen = []
-    with listening(lambda *step: seen.append(step)):
+    steps = []
+    with listening(lambda *step: steps.append(step)):
         scoring_process().scored({"untrained": model_of(sweep.teacher)}, tasks, "dev")
     texts = len({(text, language) for task in tasks for text, language in texts_of(task)})
     name = "evaluating the untrained student on the dev sets"
-    assert seen[0] == (name, 0, texts)
-    assert seen[-1] == (name, texts, texts)
-    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+    assert steps[0] == (name, 0, texts)
+    assert steps[-1] == (name, texts, texts)
+    assert [done for _, done, _ in steps] == sorted(done for _, done, _ in steps)
 
 
 def test_a_model_beside_which_several_are_judged_is_scored_once(scoring_process, tiny_file):
@@ -38,10 +38,10 @@ def test_a_model_beside_which_several_are_judged_is_scored_once(scoring_process,
     tasks = read_tasks(sweep.data.dev, data_root(sweep), sweep.data)
     bought, steps, answers = {"baseline mE5": model_of(sweep.teacher)}, [], []
     for some_tasks in (tasks, tasks, tasks[:1]):
-        seen = []
-        with listening(lambda *step, seen=seen: seen.append(step)):
+        calls = []
+        with listening(lambda *step, calls=calls: calls.append(step)):
             answers.append(scoring_process().scored(bought, some_tasks, "test", remembered=True))
-        steps.append(len(seen))
+        steps.append(len(calls))
     assert answers[0] == answers[1] == scoring_process().scored(bought, tasks, "test")
     assert steps[0] > 0
     assert steps[1] == 0

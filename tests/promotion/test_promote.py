@@ -87,11 +87,11 @@ def test_a_metric_that_comes_out_otherwise_is_named_with_its_reason():
     assert judge(logged, logged)[1] == ("2 logged dev metrics reproduced by the exported folder",)
 
 
-@pytest.mark.parametrize(("found", "verdict"), [(0.22, "promote"), (0.23, "promote"), (0.27, "refuse")])
-def test_a_clustering_score_comes_out_again_within_its_spread_between_seeds(found, verdict):
+@pytest.mark.parametrize(("score", "verdict"), [(0.22, "promote"), (0.23, "promote"), (0.27, "refuse")])
+def test_a_clustering_score_comes_out_again_within_its_spread_between_seeds(score, verdict):
     """k-means may take another way where two vectors differ in their last digit."""
     logged = {"dev/t/ari": 0.2, "dev/t/ari_sd": 0.04}
-    assert judge(logged, {"dev/t/ari": found, "dev/t/ari_sd": 0.5})[0] == verdict
+    assert judge(logged, {"dev/t/ari": score, "dev/t/ari_sd": 0.5})[0] == verdict
 
 
 @pytest.mark.parametrize(
@@ -291,9 +291,9 @@ def test_the_card_has_what_a_hub_reads_and_goes_there(promoted, command, monkeyp
     with fake_hub(monkeypatch) as hub:
         model = decision.registered.partition(" ")[0]
         command.prints("push", model, "me/searched", "--license", "cc0-1.0")
-        sent = ModelCard(hub.files["me/searched/README.md"].decode())
-    assert (sent.data.license, sent.data.eval_results) == ("cc0-1.0", card.data.eval_results)
-    assert 'SentenceTransformer("me/searched")' in sent.content
+        hub_card = ModelCard(hub.files["me/searched/README.md"].decode())
+    assert (hub_card.data.license, hub_card.data.eval_results) == ("cc0-1.0", card.data.eval_results)
+    assert 'SentenceTransformer("me/searched")' in hub_card.content
     files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert {name.removeprefix("me/searched/") for name in hub.files} == files
 
@@ -345,10 +345,10 @@ def reports_of(folder, decision):
 def test_a_promotion_whose_example_sentences_are_gone_has_a_card_without_them(promoted):
     folder, _, decision, out = promoted
     candidate = find_candidate(folder.id, folder.path.parents[1])
-    gone = replace(candidate, prepared=replace(candidate.prepared, folder=str(out / "nowhere")))
-    facts = facts_of(gone, out, None)
+    bare = replace(candidate, prepared=replace(candidate.prepared, folder=str(out / "nowhere")))
+    facts = facts_of(bare, out, None)
     assert (facts.nearest, facts.dimension, facts.others) == ((), 384, folder.baselines())
-    card = model_card(gone.sweep, gone.trial, gone.report, gone.prepared, decision, facts)
+    card = model_card(bare.sweep, bare.trial, bare.report, bare.prepared, decision, facts)
     assert "Three sentences" not in card
     assert "Its vectors have 384 dimensions." in card
 

@@ -28,16 +28,16 @@ from babeltune.planning.sweep_file import read_data
 
 storage, file, times = sys.argv[1:]
 data, root = read_data(file)
-found = read_eval(data.test, root)
+sets = read_eval(data.test, root)
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(int(times)):
-    print(record_opening(Path(storage), "m", storage, found).times, flush=True)
+    print(record_opening(Path(storage), "m", storage, sets).times, flush=True)
 """
 
 
 @pytest.fixture
-def found(tiny_file):
+def sealed_sets(tiny_file):
     data, root = read_data(tiny_file)
     return read_eval(data.test, root)
 
@@ -66,25 +66,25 @@ def test_openings_that_several_processes_record_at_once_are_all_counted(tmp_path
     assert len({line["id"] for line in read_openings(tmp_path)}) == 30
 
 
-def test_a_process_that_is_killed_while_it_records_costs_no_other_opening(tmp_path, tiny_file, found):
+def test_a_process_that_is_killed_while_it_records_costs_no_other_opening(tmp_path, tiny_file, sealed_sets):
     process = recorder(tmp_path, tiny_file, 1_000_000)
     go(process)
     for _ in range(5):
         count = int(process.stdout.readline())
     process.kill()
     process.communicate()
-    assert record_opening(tmp_path, "m", tmp_path, found).times == len(read_openings(tmp_path)) > count
+    assert record_opening(tmp_path, "m", tmp_path, sealed_sets).times == len(read_openings(tmp_path)) > count
 
 
 @pytest.mark.parametrize("cut", [1, 20, -1, -2, "é"])
-def test_an_opening_behind_a_line_that_was_cut_off_is_counted(tmp_path, found, cut):
+def test_an_opening_behind_a_line_that_was_cut_off_is_counted(tmp_path, sealed_sets, cut):
     path = tmp_path / OPENINGS_FILE
-    record_opening(tmp_path, "é", tmp_path, found)
+    record_opening(tmp_path, "é", tmp_path, sealed_sets)
     whole = path.read_bytes()
     end = whole.index("é".encode()) + 1 if cut == "é" else cut
     path.write_bytes(whole + whole[:end])
     times = 3 if cut == -1 else 2  # only its end is missing
-    assert record_opening(tmp_path, "é", tmp_path, found).times == times
+    assert record_opening(tmp_path, "é", tmp_path, sealed_sets).times == times
     assert len(read_openings(tmp_path)) == times
     assert path.read_bytes().startswith(whole)
 
@@ -92,32 +92,32 @@ def test_an_opening_behind_a_line_that_was_cut_off_is_counted(tmp_path, found, c
 @pytest.mark.parametrize(
     "content", [b"", b"\n", b'{"time": "20', b"[]\n", b"{}\n", b"5\n", b"\xff\xfe\n", b'{"digests": 1}']
 )
-def test_a_file_of_nothing_that_can_be_read_is_begun_anew(tmp_path, found, content):
+def test_a_file_of_nothing_that_can_be_read_is_begun_anew(tmp_path, sealed_sets, content):
     (tmp_path / OPENINGS_FILE).write_bytes(content)
     assert read_openings(tmp_path) == []
-    openings = record_opening(tmp_path, "m", tmp_path, found)
+    openings = record_opening(tmp_path, "m", tmp_path, sealed_sets)
     assert (openings.times, openings.models, openings.warning(0.95)) == (1, 1, "")
 
 
-def test_a_warning_names_each_earlier_time_once(tmp_path, found, monkeypatch):
+def test_a_warning_names_each_earlier_time_once(tmp_path, sealed_sets, monkeypatch):
     times = [f"2026-01-3{day}T12:00:00Z" for day in range(3)]
     warnings = []
     for moment in times:
         monkeypatch.setattr("babeltune.promotion.sealed_test_log.time.strftime", lambda *_, moment=moment: moment)
-        warnings.append(record_opening(tmp_path, "m", tmp_path, found).warning(0.95))
+        warnings.append(record_opening(tmp_path, "m", tmp_path, sealed_sets).warning(0.95))
     first, second, third = ([moment for moment in times for _ in range(words.count(moment))] for words in warnings)
     assert (first, second, third) == ([], times[:1], times[:2])
     assert "opened 2 times, for 1 model (before this 2026-01-30T12:00:00Z by " in warnings[1]
     assert "opened 3 times, for 1 model (first 2026-01-30T12:00:00Z by " in warnings[2]
 
 
-def test_separators_of_lines_in_a_models_name_split_no_record(tmp_path, found):
+def test_separators_of_lines_in_a_models_name_split_no_record(tmp_path, sealed_sets):
     for times in (1, 2):
-        assert record_opening(tmp_path, "a\u2028b\x85c", tmp_path, found).times == times
+        assert record_opening(tmp_path, "a\u2028b\x85c", tmp_path, sealed_sets).times == times
 
 
-def test_an_opening_for_which_there_is_no_room_leaves_the_file_as_it_was(tmp_path, tiny_file, found):
-    record_opening(tmp_path, "m", tmp_path, found)
+def test_an_opening_for_which_there_is_no_room_leaves_the_file_as_it_was(tmp_path, tiny_file, sealed_sets):
+    record_opening(tmp_path, "m", tmp_path, sealed_sets)
     before = (tmp_path / OPENINGS_FILE).read_bytes()
 
     def little_room():
@@ -127,10 +127,10 @@ def test_an_opening_for_which_there_is_no_room_leaves_the_file_as_it_was(tmp_pat
     _, words = process.communicate("go\n")
     assert "File too large" in words
     assert (tmp_path / OPENINGS_FILE).read_bytes() == before
-    assert record_opening(tmp_path, "m", tmp_path, found).times == 2
+    assert record_opening(tmp_path, "m", tmp_path, sealed_sets).times == 2
 
 
-def test_openings_of_two_machines_are_all_kept_while_others_look(s3, tmp_path, found):
+def test_openings_of_two_machines_are_all_kept_while_others_look(s3, tmp_path, sealed_sets):
     """Of openings of one model in one second, only the ids differ."""
     view = []
     for name in ("one", "two"):
@@ -143,7 +143,7 @@ def test_openings_of_two_machines_are_all_kept_while_others_look(s3, tmp_path, f
     def record(place):
         for _ in range(8):
             with place.openings():
-                record_opening(place.folder, "m", tmp_path, found)
+                record_opening(place.folder, "m", tmp_path, sealed_sets)
 
     def look():
         while not done.is_set():
@@ -187,15 +187,15 @@ def test_an_opening_reaches_the_bucket_before_a_sealed_test_is_scored(copied, tm
     assert events == ["dev", "1 in the bucket", "test"]
 
 
-def test_an_opening_is_on_the_disk_before_it_is_counted(tmp_path, found, monkeypatch):
+def test_an_opening_is_on_the_disk_before_it_is_counted(tmp_path, sealed_sets, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_size))
-    record_opening(tmp_path, "m", tmp_path, found)
+    record_opening(tmp_path, "m", tmp_path, sealed_sets)
     assert (tmp_path / OPENINGS_FILE).stat().st_size in synced
 
 
-def test_the_lock_of_openings_is_released_where_the_storage_refuses(tmp_path, found):
+def test_the_lock_of_openings_is_released_where_the_storage_refuses(tmp_path, sealed_sets):
     (tmp_path / OPENINGS_FILE).mkdir()
     for _ in range(2):
         with pytest.raises(OSError, match=os.strerror(21)):
-            record_opening(tmp_path, "m", tmp_path, found)
+            record_opening(tmp_path, "m", tmp_path, sealed_sets)

@@ -130,13 +130,13 @@ def test_the_bootstrap_interval_is_scipys(statistic):
             return scipy.stats.spearmanr(a, c).statistic - scipy.stats.spearmanr(b, c).statistic
 
     interval, mean = paired_bootstrap([(200, part)], confidence=0.9, resamples=4000)
-    theirs = scipy.stats.bootstrap(
+    expected = scipy.stats.bootstrap(
         (x, y, gold), reference, paired=True, vectorized=False, n_resamples=400, method="percentile",
         confidence_level=0.9, rng=1,
     ).confidence_interval  # fmt: skip
     assert interval.value == pytest.approx(reference(x, y, gold))
-    assert interval.low == pytest.approx(theirs.low, abs=0.04)
-    assert interval.high == pytest.approx(theirs.high, abs=0.04)
+    assert interval.low == pytest.approx(expected.low, abs=0.04)
+    assert interval.high == pytest.approx(expected.high, abs=0.04)
     assert mean == interval
 
 
@@ -151,16 +151,16 @@ def test_without_any_difference_the_score_interval_is_wilsons_of_a_share_of_noth
 @pytest.mark.parametrize(("n", "gained", "lost"), [(20, 0.01, 0.03), (150, 0, 0.02), (150, 0.05, 0.07), (500, 0, 0.02)])
 def test_a_loss_of_the_margin_is_seldom_said_to_be_excluded(n, gained, lost):
     """Of every outcome of n items with a mean of exactly -0.02, those whose interval lies above -0.02."""
-    wrongly, seen = 0.0, 0.0
+    wrongly, total = 0.0, 0.0
     for wins in range(int(n * gained + 8 * (n * gained) ** 0.5) + 1):
         for losses in range(int(n * lost) + 1):
             counts = (wins, losses, n - wins - losses)
             share = scipy.stats.multinomial.pmf(counts, n, (gained, lost, 1 - gained - lost))
             low, high = score_limits([1.0] * wins + [-1.0] * losses + [0.0] * counts[2], (1.0,), errors_of(0.95))
             wrongly += share * (low > -0.02)
-            seen += share
+            total += share
             assert low < (wins - losses) / n < high
-    assert seen > 0.4
+    assert total > 0.4
     assert wrongly < 0.03
 
 
@@ -198,15 +198,15 @@ def test_the_best_of_n_equal_trials_looks_better_by_the_expected_maximum():
 @pytest.mark.trap(39)
 def test_a_shrunken_value_undoes_what_selection_gains():
     generator = np.random.default_rng(0)
-    error, found, naive = 0.01, [], []
+    error, biases, naive = 0.01, [], []
     for _ in range(300):
         truth = generator.normal(0.8, 0.01, size=20)
-        seen = truth + generator.normal(0, error, size=20)
-        best = int(seen.argmax())
-        naive.append(seen[best] - truth[best])
-        found.append(selection("dev/t/accuracy", seen[best], list(seen), error).shrunken - truth[best])
+        scores = truth + generator.normal(0, error, size=20)
+        best = int(scores.argmax())
+        naive.append(scores[best] - truth[best])
+        biases.append(selection("dev/t/accuracy", scores[best], list(scores), error).shrunken - truth[best])
     assert np.mean(naive) > 0.01
-    assert abs(np.mean(found)) < 0.003
+    assert abs(np.mean(biases)) < 0.003
     alike = selection("dev/t/accuracy", 0.9, [0.9] * 5, 0.02)
     assert alike.shrunken == 0.9
     assert selection("dev/t/accuracy", 0.9, [0.9], 0.02).inflation == 0

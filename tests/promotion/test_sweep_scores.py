@@ -29,18 +29,18 @@ def exported(copied, tmp_path):
 
 def test_a_model_is_scored_on_a_sweeps_dev_sets(copied, exported):
     _, folder, cluster = copied
-    found = evaluate_in_sweep(folder.id, exported, cluster, test=False)
+    evaluation = evaluate_in_sweep(folder.id, exported, cluster, test=False)
     trial = find_candidate(f"{folder.id}/t0000", folder.path.parents[1])
     name = folder.sweep().objectives[0].metric
-    assert found.scores[name] == pytest.approx(trial.report.metrics[name], abs=3e-3)
-    assert not found.warnings
+    assert evaluation.scores[name] == pytest.approx(trial.report.metrics[name], abs=3e-3)
+    assert not evaluation.warnings
     assert not read_openings(Path(cluster.storage))
 
 
 def test_a_sweeps_sealed_tests_are_opened_for_any_model_and_that_is_recorded(copied, exported):
     _, folder, cluster = copied
-    found = evaluate_in_sweep(folder.id, exported, cluster, test=True)
-    assert any(name.startswith("test/everyday/") for name in found.scores)
+    evaluation = evaluate_in_sweep(folder.id, exported, cluster, test=True)
+    assert any(name.startswith("test/everyday/") for name in evaluation.scores)
     (opening,) = read_openings(Path(cluster.storage))
     assert opening["model"] == exported
     again = evaluate_in_sweep(folder.id, f"{folder.id}/t0000", cluster, test=True)
@@ -51,14 +51,14 @@ def test_two_models_are_compared_on_the_dev_sets_of_the_trials_sweep(copied, tmp
     _, folder, cluster = copied
     first = find_candidate(f"{folder.id}/t0000", folder.path.parents[1])
     export_model(first, tmp_path / "untrained", untrained=True)
-    found = compare_models(str(tmp_path / "untrained"), f"{folder.id}/t0000", cluster)
-    assert found.sweep == folder.id
-    mean = found.overall[0]
+    comparison = compare_models(str(tmp_path / "untrained"), f"{folder.id}/t0000", cluster)
+    assert comparison.sweep == folder.id
+    mean = comparison.overall[0]
     assert mean.challenger == pytest.approx(first.report.metrics["dev/everyday/accuracy"], abs=3e-3)
     assert mean.difference == pytest.approx(mean.challenger - mean.champion)
     assert mean.low <= mean.difference <= mean.high
-    assert found.verdicts[0] == "better"
-    assert {cell.name.rpartition("/")[2] for cell in found.cells} >= {"accuracy"}
+    assert comparison.verdicts[0] == "better"
+    assert {cell.name.rpartition("/")[2] for cell in comparison.cells} >= {"accuracy"}
     back = compare_models(f"{folder.id}/t0000", str(tmp_path / "untrained"), cluster)
     assert back.verdicts[0] == "worse"
     assert not read_openings(Path(cluster.storage))
@@ -66,9 +66,9 @@ def test_two_models_are_compared_on_the_dev_sets_of_the_trials_sweep(copied, tmp
 
 def test_a_model_compared_with_itself_is_equal(copied, exported):
     _, folder, cluster = copied
-    found = compare_models(f"{folder.id}/t0000", exported, cluster)
-    assert set(found.verdicts) == {"equal"}
-    assert all(cell.difference == 0 for cell in found.cells)
+    comparison = compare_models(f"{folder.id}/t0000", exported, cluster)
+    assert set(comparison.verdicts) == {"equal"}
+    assert all(cell.difference == 0 for cell in comparison.cells)
 
 
 def test_two_models_without_a_sweep_need_one(copied, exported):
@@ -86,21 +86,21 @@ def test_compared_models_are_shown_with_intervals(copied, exported, capsys):
     from babeltune.cli.render import compared_words, show_compared
 
     _, folder, cluster = copied
-    found = compare_models(f"{folder.id}/t0000", exported, cluster)
-    show_compared(found, Console(width=160))
+    comparison = compare_models(f"{folder.id}/t0000", exported, cluster)
+    show_compared(comparison, Console(width=160))
     shown = capsys.readouterr().out
     assert f"A: {folder.id}/t0000, B: {exported}, on the dev sets of {folder.id}" in shown
     assert "mean bitext accuracy: A and B " in shown, "they are equal, or do not differ beyond chance"
     assert "dev sets (Holm): they differ in none." in shown
-    mean = replace(found.overall[0], difference=0.05, differing=7)
-    for low, high, said, words in (
+    mean = replace(comparison.overall[0], difference=0.05, differing=7)
+    for low, high, conclusion, words in (
         (0.01, 0.09, "better", "B is better, by +0.0500 [+0.0100, +0.0900], p 1"),
         (-0.01, 0.11, "undecided", "A and B do not differ beyond chance: +0.0500 [-0.0100, +0.1100], p 1"),
     ):
         case = replace(mean, low=low, high=high)
-        assert conclusion_of(case) == said
-        assert compared_words(said, case).startswith(f"mean bitext accuracy: {words}")
-        assert f"; they differ on 7 of {mean.items}" in compared_words(said, case)
+        assert conclusion_of(case) == conclusion
+        assert compared_words(conclusion, case).startswith(f"mean bitext accuracy: {words}")
+        assert f"; they differ on 7 of {mean.items}" in compared_words(conclusion, case)
 
 
 def test_a_trial_in_place_of_a_sweep_is_refused(copied, exported):
@@ -124,8 +124,8 @@ def test_a_set_made_of_training_text_is_warned_of(copied, tmp_path):
     source = f"{{name: s, path: train.tsv, columns: {{{columns}}}}}"
     section = f"data:\n  root: {tmp_path}\n  dev: [{{name: seen, source: {source}, limit: 40}}]\n"
     (tmp_path / "seen.yaml").write_text(section)
-    found = evaluate_model(f"{folder.id}/t0000", str(tmp_path / "seen.yaml"), cluster, test=False)
-    assert any(word.startswith("seen: ") and "training text" in word for word in found.warnings)
+    evaluation = evaluate_model(f"{folder.id}/t0000", str(tmp_path / "seen.yaml"), cluster, test=False)
+    assert any(word.startswith("seen: ") and "training text" in word for word in evaluation.warnings)
 
 
 def training_file(sweep):

@@ -19,11 +19,11 @@ from served import answering
 @pytest.fixture
 def server():
     """The address of an HTTP server that has every file, and the paths that it was asked for."""
-    asked = []
+    paths = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append(self.path)
+            paths.append(self.path)
             self.send_response(200)
             self.end_headers()
             self.wfile.write(b"eng\tfra\nhello\tbonjour\n")
@@ -32,7 +32,7 @@ def server():
             self.do_GET()
 
     with answering(Handler) as host:
-        yield host, asked
+        yield host, paths
 
 
 ADDRESSES = [
@@ -74,7 +74,7 @@ INSIDES = {
 @pytest.mark.parametrize("address", ADDRESSES)
 @pytest.mark.parametrize("key", [*PLACES, *INSIDES])
 def test_an_address_is_refused_wherever_a_sweep_file_names_something(tiny_file, tmp_path, server, key, address):
-    host, asked = server
+    host, paths = server
     address = filled(address, host, tmp_path)
     value = f"{key}.choice=[{json.dumps(address)}]" if key.startswith("parameters") else f"{key}={json.dumps(address)}"
     before = (PLACES | INSIDES)[key]
@@ -82,7 +82,7 @@ def test_an_address_is_refused_wherever_a_sweep_file_names_something(tiny_file, 
         read_sweep(tiny_file, assignments=[*before, value], reachable=True)
     (line,) = [line for line in str(caught.value).splitlines() if f"{key}" in line.partition("must be")[0]]
     assert "must be a path or name without `://`, `::`" in line
-    assert not asked
+    assert not paths
 
 
 @pytest.mark.parametrize("path", LEAVING)
@@ -101,20 +101,20 @@ def test_a_subset_a_split_and_a_revision_are_no_paths_elsewhere(tiny_file, tmp_p
     ],
 )
 def test_a_data_set_is_never_loaded_from_an_address(tmp_path, server, monkeypatch, field, address):
-    host, asked = server
+    host, paths = server
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HOME", str(tmp_path))
     values = {"dataset": ".", field: filled(address, host, tmp_path)}
     source = any_source(name="s", format="hub", columns={"eng": "eng", "fra": "fra"}, **values)
     with pytest.raises(DataError):
         read_source(source, tmp_path / "root", others={})
-    assert not asked
+    assert not paths
 
 
 @pytest.mark.parametrize("address", [ADDRESSES[0], ADDRESSES[2], "../secret.tsv", "{secret}", "out/secret.tsv"])
 @pytest.mark.parametrize("card", ["README.md", "*"])
 def test_a_folders_own_card_and_links_lead_nowhere_else(tmp_path, server, address, card):
-    host, asked = server
+    host, paths = server
     address = filled(address, host, tmp_path)
     (tmp_path / "root" / "out").symlink_to(tmp_path)
     where = {"subset": address} if card == "*" else {}
@@ -124,7 +124,7 @@ def test_a_folders_own_card_and_links_lead_nowhere_else(tmp_path, server, addres
     source = any_source(name="s", format="hub", dataset=".", columns={"eng": "eng", "fra": "fra"}, **where)
     with pytest.raises(DataError, match=r"leads out|must be|out of"):
         read_source(source, tmp_path / "root", others={})
-    assert not asked
+    assert not paths
 
 
 def test_a_data_sets_own_files_and_splits_are_still_read(tmp_path):
@@ -137,10 +137,10 @@ def test_a_data_sets_own_files_and_splits_are_still_read(tmp_path):
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_a_model_is_never_loaded_from_an_address(tmp_path, server, address):
-    host, asked = server
+    host, paths = server
     with pytest.raises(TeacherError, match="no such folder"):
         model_folder(filled(address, host, tmp_path), None, setting="teacher.model")
-    assert not asked
+    assert not paths
 
 
 TEXT_FIELDS = ["description", "data.root", "data.train.0.path", "teacher.model", "student.prompt", "name", "seed"]

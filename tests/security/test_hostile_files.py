@@ -34,8 +34,8 @@ def read(tiny_file, tmp_path):
     def call(more="", **changes):
         text = tiny_file.read_text(encoding="utf-8")
         for old, new in changes.items():
-            text, made = re.subn(rf"^{old}: .*$", f"{old}: {new}", text, count=1, flags=re.MULTILINE)
-            assert made
+            text, count = re.subn(rf"^{old}: .*$", f"{old}: {new}", text, count=1, flags=re.MULTILINE)
+            assert count
         path = tmp_path / "hostile.yaml"
         path.write_text(text + more, encoding="utf-8")
         return read_sweep(path)
@@ -76,7 +76,7 @@ LAUGHS = "a0: &a0 [lol, lol]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         (LAUGHS, "anchor"),
         ("<<: {name: x}\n", "unknown key '<<'"),
@@ -91,8 +91,8 @@ LAUGHS = "a0: &a0 [lol, lol]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}
         ("__class__: x\n", "unknown key '__class__'"),
     ],
 )
-def test_what_would_fill_memory_or_the_stack_is_refused(read, text, said):
-    with pytest.raises(SpecError, match=said) as caught:
+def test_what_would_fill_memory_or_the_stack_is_refused(read, text, reason):
+    with pytest.raises(SpecError, match=reason) as caught:
         read(text)
     assert len(str(caught.value)) < 5000
 
@@ -170,8 +170,8 @@ NAMED = [
 ]
 
 
-@pytest.mark.parametrize("named", NAMED)
-def test_a_link_leads_out_of_the_data_root_only_by_its_whole_path(tiny_file, tmp_path, named):
+@pytest.mark.parametrize("fields", NAMED)
+def test_a_link_leads_out_of_the_data_root_only_by_its_whole_path(tiny_file, tmp_path, fields):
     root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
     root.mkdir()
     elsewhere.mkdir()
@@ -182,7 +182,7 @@ def test_a_link_leads_out_of_the_data_root_only_by_its_whole_path(tiny_file, tmp
     (root / "here.tsv").symlink_to(root / "inside.tsv")
 
     def problems(path):
-        train = f"data.train=[{{name: a, {named.replace('PATH', path)}}}]"
+        train = f"data.train=[{{name: a, {fields.replace('PATH', path)}}}]"
         with pytest.raises(SpecError) as caught:  # the dev sets are not there
             read_sweep(tiny_file, assignments=[f"data.root={root}", train], reachable=True)
         return str(caught.value)

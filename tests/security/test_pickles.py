@@ -79,7 +79,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def test_the_sources_never_unpickle_evaluate_or_trust_code():
-    found = []
+    findings = []
     for folder in SOURCES:
         for path in sorted(folder.rglob("*.py")):
             place = path.relative_to(folder).as_posix()
@@ -89,21 +89,21 @@ def test_the_sources_never_unpickle_evaluate_or_trust_code():
                     names = (
                         [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
                     )
-                    found += [f"{where} imports {name}" for name in names if name.split(".")[0] in BANNED_MODULES]
+                    findings += [f"{where} imports {name}" for name in names if name.split(".")[0] in BANNED_MODULES]
                 if not isinstance(node, ast.Call):
                     continue
                 name = dotted(node.func)
-                given = {keyword.arg: keyword.value for keyword in node.keywords}
-                values = {key: value.value for key, value in given.items() if isinstance(value, ast.Constant)}
+                keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+                values = {key: value.value for key, value in keywords.items() if isinstance(value, ast.Constant)}
                 if name in BANNED_CALLS or values.get("shell") is True:
-                    found.append(f"{where} calls {name}")
+                    findings.append(f"{where} calls {name}")
                 if values.get("trust_remote_code") or values.get("allow_pickle") or values.get("weights_only") is False:
-                    found.append(f"{where} trusts what it loads")
+                    findings.append(f"{where} trusts what it loads")
                 if name.endswith(".from_pretrained") and values.get("trust_remote_code") is not False:
-                    found.append(f"{where} does not say trust_remote_code=False")
+                    findings.append(f"{where} does not say trust_remote_code=False")
                 if name.endswith("import_module") and place not in IMPORTED_BY_NAME:
-                    found.append(f"{where} imports a module by name")
-    assert not found
+                    findings.append(f"{where} imports a module by name")
+    assert not findings
 
 
 # Models
@@ -298,8 +298,8 @@ def test_a_checkpoint_of_pickles_is_not_loaded_even_with_their_digests(tmp_path,
         else:
             with pytest.raises(CheckpointError, match="holds what no checkpoint has"):
                 load_checkpoint(place)
-        for kept, data in whole.items():
-            (place / kept).write_bytes(data)
+        for file_name, data in whole.items():
+            (place / file_name).write_bytes(data)
     (place / "manifest.json").write_bytes(pickled)
     with pytest.raises(CheckpointError):
         load_checkpoint(place)
@@ -328,14 +328,14 @@ def test_a_sweeps_files_are_never_unpickled(copied, pickled, mark):
 def test_what_mining_kept_is_not_unpickled(tmp_path, monkeypatch, pickled, mark):
     monkeypatch.setattr(EncodingModel, "encode", lambda self, texts: np.eye(8, dtype=np.float32)[: len(texts)])
     side = embed(["a", "b"], EncodingModel("toy", "d"), tmp_path / "vectors", tmp_path)
-    kept = ResumableSearch(tmp_path, (side, side), 1)
+    search = ResumableSearch(tmp_path, (side, side), 1)
     for planted in (pickled, None):
         if planted is None:
             objects = dict.fromkeys(("done", "forward", "backward"), np.array([Burglar(mark)], dtype=object))
-            np.savez(kept._file, **objects)
+            np.savez(search._file, **objects)
         else:
-            kept._file.write_bytes(planted)
-        assert len(ResumableSearch(tmp_path, (side, side), 1).waiting) == len(kept.grid), (
+            search._file.write_bytes(planted)
+        assert len(ResumableSearch(tmp_path, (side, side), 1).waiting) == len(search.grid), (
             "what cannot be read is as nothing"
         )
 

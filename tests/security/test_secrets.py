@@ -74,31 +74,31 @@ def server(loopback_only, tmp_path_factory):
 
 def holding(folder, *words):
     """The files below a folder in which one of the words stands."""
-    found = []
+    paths = []
     for path in Path(folder).rglob("*"):
         if path.is_file() and not path.is_symlink() and path.stat().st_size < 50 * 2**20:
             data = path.read_bytes()
-            found += [path for word in words if word.encode() in data]
-    return found
+            paths += [path for word in words if word.encode() in data]
+    return paths
 
 
 @contextmanager
 def arguments_watched():
     """The arguments of every process that is seen in the meantime; `/proc` shows them to everybody."""
-    seen, ended = set(), threading.Event()
+    arguments, ended = set(), threading.Event()
 
     def look():
         while not ended.wait(0.05):
             for path in Path("/proc").glob("[0-9]*/cmdline"):
                 try:
-                    seen.add(path.read_bytes())
+                    arguments.add(path.read_bytes())
                 except OSError:
                     continue
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        yield seen
+        yield arguments
     finally:
         ended.set()
         thread.join()
@@ -115,7 +115,7 @@ def test_the_tracker_writes_through_the_auth_app(server, tmp_path, monkeypatch):
     uri, folder = server
     for name, value in USER.items():
         monkeypatch.setenv(name, value)
-    with arguments_watched() as seen:
+    with arguments_watched() as arguments:
         tracker = EventLog(uri, tmp_path / "events.jsonl", "babeltune")
         numbers(tracker)
         assert tracker.close(120), tracker.trouble
@@ -124,7 +124,7 @@ def test_the_tracker_writes_through_the_auth_app(server, tmp_path, monkeypatch):
     assert [finding.ok for finding in tracking(cluster_with(uri))] == [True]
     assert not holding(tmp_path, PASSWORD)
     assert not holding(folder, PASSWORD)
-    assert not [line for line in seen if PASSWORD.encode() in line]
+    assert not [line for line in arguments if PASSWORD.encode() in line]
 
 
 def cluster_with(uri):
@@ -147,11 +147,11 @@ def test_a_wrong_password_and_none_are_one_clear_line_and_lose_nothing(server, t
     assert not tracker.flush(0)
     tracker.close(0)
     (finding,) = tracking(cluster_with(uri))
-    for said in (tracker.trouble, finding.text):
-        assert len(said.splitlines()) == 1
-        assert uri in said
-        assert "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to a user who may write" in said
-        assert not wrong or wrong not in said
+    for words in (tracker.trouble, finding.text):
+        assert len(words.splitlines()) == 1
+        assert uri in words
+        assert "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to a user who may write" in words
+        assert not wrong or wrong not in words
     assert tracker.waiting() > 0
     for name, value in USER.items():
         monkeypatch.setenv(name, value)
@@ -164,17 +164,17 @@ def test_the_server_answers_to_the_names_of_our_cluster_files_and_to_no_other(se
     for name, value in USER.items():
         monkeypatch.setenv(name, value)
 
-    def asked(host):
+    def status_of(host):
         path = "/api/2.0/mlflow/experiments/search?max_results=1"
         login = ("admin", PASSWORD)
         return requests.get(uri + path, headers={"Host": host}, auth=login, timeout=PATIENCE_S).status_code
 
     files = [CLUSTERS / name for name in ("aws.yaml", "onprem.yaml", "kuberay.yaml", "kuberay/inside.yaml")]
     text = "".join(file.read_text(encoding="utf-8") for file in files)
-    named = set(re.findall(r"MLFLOW_TRACKING_URI:-http://([\w.]+:[0-9]+)", text))
-    assert named == {"mlflow.internal:5000", "mlflow:5000"}
-    assert {name: asked(name) for name in named} == dict.fromkeys(named, 200)
-    assert asked("elsewhere:5000") == asked("mlflow.internal") == 403
+    hosts = set(re.findall(r"MLFLOW_TRACKING_URI:-http://([\w.]+:[0-9]+)", text))
+    assert hosts == {"mlflow.internal:5000", "mlflow:5000"}
+    assert {name: status_of(name) for name in hosts} == dict.fromkeys(hosts, 200)
+    assert status_of("elsewhere:5000") == status_of("mlflow.internal") == 403
     other = uri.replace("127.0.0.1", "127.1")  # the same place under another name
     (finding,) = tracking(cluster_with(other))
     assert not finding.ok
@@ -200,9 +200,9 @@ def test_a_sweep_that_is_extended_leaves_no_secret_anywhere(
         monkeypatch.setenv(name, value)
     shutil.rmtree(folder.path.parents[1] / "artifacts", ignore_errors=True)
     folder.write("sweep.json", replace(sweep, budget=replace(sweep.budget, workers=1)))
-    there = replace(cluster, mlflow=uri, token_env="RAY_TEST_TOKEN")
-    (file := tmp_path / "cluster.yaml").write_text(json.dumps(plain(there)), encoding="utf-8")
-    with arguments_watched() as seen:
+    remote = replace(cluster, mlflow=uri, token_env="RAY_TEST_TOKEN")
+    (file := tmp_path / "cluster.yaml").write_text(json.dumps(plain(remote)), encoding="utf-8")
+    with arguments_watched() as arguments:
         code, *words = command("extend", folder.id, "--trials", 5, "--cluster", file)
     assert code == 0, words
     states = {row.name: row.state for row in leaderboard(folder)}
@@ -217,5 +217,5 @@ def test_a_sweep_that_is_extended_leaves_no_secret_anywhere(
     for where in (folder.path.parents[1], place, logs):
         assert not holding(where, *tokens)
     assert not [token for token in tokens if token in "".join(words)]
-    assert any(b"ray" in line for line in seen)
-    assert not [line for line in seen if any(token.encode() in line for token in tokens)]
+    assert any(b"ray" in line for line in arguments)
+    assert not [line for line in arguments if any(token.encode() in line for token in tokens)]

@@ -59,20 +59,20 @@ def test_a_package_arrives_whole_and_is_not_sent_twice(mirrors, bucket_server):
 
 def test_a_package_that_is_sent_tells_its_bytes_and_takes_back_failed_tries(mirrors, monkeypatch):
     one, _ = mirrors
-    sizes, seen, put = sum(map(len, FILES.values())), [], one.store._fs.put_file
+    sizes, steps, put = sum(map(len, FILES.values())), [], one.store._fs.put_file
 
     def fails_once(path, place, callback):
-        if path.endswith("rows.bin") and not any("half" in each for each in seen):
+        if path.endswith("rows.bin") and not any("half" in each for each in steps):
             callback.relative_update(12_800)
-            seen.append(("half", sizes))
+            steps.append(("half", sizes))
             raise OSError("the connection is gone")
         put(path, place, callback=callback)
 
     monkeypatch.setattr(one.store._fs, "put_file", fails_once)
-    assert one.push_package(package(one, FILES), tell=lambda *far: seen.append(far))
-    assert seen[0] == (0, sizes)
-    assert seen[-1] == (sizes, sizes)
-    assert all(0 <= done <= of == sizes for done, of in seen if done != "half")
+    assert one.push_package(package(one, FILES), tell=lambda *far: steps.append(far))
+    assert steps[0] == (0, sizes)
+    assert steps[-1] == (sizes, sizes)
+    assert all(0 <= done <= of == sizes for done, of in steps if done != "half")
     assert not one.push_package(one.path("stores/tokens-1"), tell=lambda *far: pytest.fail("nothing is sent"))
 
 
@@ -136,12 +136,12 @@ def between(mirror, patch, *acts):
     """Has others act before requests of this mirror: each act has the request's number. Returns what counts them."""
     tried, count = mirror.store._tried, itertools.count()
 
-    def request(what, send):
+    def request(action, send):
         now = next(count)
         for number, act in acts:
             if number == now:
                 act()
-        return tried(what, send)
+        return tried(action, send)
 
     patch.setattr(mirror.store, "_tried", request)
     return lambda: next(count)
@@ -149,12 +149,12 @@ def between(mirror, patch, *acts):
 
 def cut_off(mirror, patch, writes):
     """The mirror's machine goes down after this many changes of the bucket."""
-    tried, left = mirror.store._tried, iter(range(writes))
+    tried, changes = mirror.store._tried, iter(range(writes))
 
-    def request(what, send):
-        if what.startswith(("written", "changed")) and next(left, None) is None:
+    def request(action, send):
+        if action.startswith(("written", "changed")) and next(changes, None) is None:
             raise ConnectionAbortedError
-        return tried(what, send)
+        return tried(action, send)
 
     patch.setattr(mirror.store, "_tried", request)
 
@@ -183,13 +183,13 @@ def test_a_package_that_loses_a_file_while_it_is_read_stays_whole(folders, write
         with pytest.MonkeyPatch.context() as patch:
             requests = between(reader, patch, *acts)
             reader.pull_package(KEY)
-            made = requests()
+            count = requests()
         strip()
         assert third.pull_package(KEY), f"it is lost: {acts}"
         assert content(third.path(KEY)) == STRIPPED
         for mirror in (reader, third):
             shutil.rmtree(mirror.path(KEY), ignore_errors=True)
-        return made
+        return count
 
     most = read()
     assert most > 3
@@ -227,25 +227,25 @@ def test_a_manifest_cannot_name_files_outside_of_its_package(mirrors, bucket_ser
 @pytest.mark.slow
 def test_records_are_sent_when_they_change_and_own_changes_are_never_overwritten(mirrors):
     one, other = mirrors
-    mine, theirs = one.path("sweeps/a/state.json"), other.path("sweeps/a/state.json")
-    mine.parent.mkdir(parents=True)
-    mine.write_text("1")
-    assert one.waits(mine)
-    assert one.push(mine)
-    assert not one.push(mine)
-    assert not one.waits(mine)
+    file, copy = one.path("sweeps/a/state.json"), other.path("sweeps/a/state.json")
+    file.parent.mkdir(parents=True)
+    file.write_text("1")
+    assert one.waits(file)
+    assert one.push(file)
+    assert not one.push(file)
+    assert not one.waits(file)
     other.fetch("sweeps/a/state.json")
-    assert theirs.read_text() == "1"
-    mine.write_text("2")
-    assert one.push(mine)
+    assert copy.read_text() == "1"
+    file.write_text("2")
+    assert one.push(file)
     other.fetch("sweeps/a/state.json")
-    assert theirs.read_text() == "2"
-    theirs.write_text("own")
-    mine.write_text("3")
-    one.push(mine)
+    assert copy.read_text() == "2"
+    copy.write_text("own")
+    file.write_text("3")
+    one.push(file)
     other.fetch("sweeps/a/state.json")
-    assert theirs.read_text() == "own"
-    assert other.waits(theirs)
+    assert copy.read_text() == "own"
+    assert other.waits(copy)
 
 
 @pytest.mark.slow

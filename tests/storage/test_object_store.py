@@ -29,9 +29,9 @@ def test_objects_are_written_listed_read_and_removed(store, tmp_path):
     store.write("a/one", b"1")
     (tmp_path / "file").write_bytes(b"22")
     store.upload(tmp_path / "file", "a/b/two")
-    there = store.entries("a")
-    assert {key: entry.size for key, entry in there.items()} == {"a/one": 1, "a/b/two": 2}
-    assert set(store.entries()) == set(there)
+    entries = store.entries("a")
+    assert {key: entry.size for key, entry in entries.items()} == {"a/one": 1, "a/b/two": 2}
+    assert set(store.entries()) == set(entries)
     assert store.folders("a") == ["b"]
     assert store.read("a/one") == b"1"
     store.download("a/b/two", tmp_path / "copy")
@@ -40,9 +40,9 @@ def test_objects_are_written_listed_read_and_removed(store, tmp_path):
     assert store.sha256("a/three") is None
     store.write("a/one", b"9")
     now = time.time()
-    assert all(int(began) <= entry.modified <= now for entry in there.values())
-    assert store.entry("a/one").size == there["a/one"].size
-    assert store.entry("a/one").tag != there["a/one"].tag, "a change of the same size in the same second is seen"
+    assert all(int(began) <= entry.modified <= now for entry in entries.values())
+    assert store.entry("a/one").size == entries["a/one"].size
+    assert store.entry("a/one").tag != entries["a/one"].tag, "a change of the same size in the same second is seen"
     store.remove("a/one")
     store.remove("a/one")
     assert store.read("a/one") is None

@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def report(searched):
     """The finished sweep's, as if it had trained for minutes: no number is longer."""
-    found = gather(searched[1])
-    return replace(found, cost=replace(found.cost, training_s=12 * 60 + 38.0))
+    summary = gather(searched[1])
+    return replace(summary, cost=replace(summary.cost, training_s=12 * 60 + 38.0))
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +51,16 @@ def test_axe_finds_no_violation_in_light_and_dark(browser, address, scheme):
 @pytest.mark.needs_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_follows_the_screen_and_asks_nobody(browser, address, scheme):
-    asked = []
+    urls = []
     with page_of(browser, color_scheme=scheme) as shown:
-        shown.on("request", lambda request: asked.append(request.url))
+        shown.on("request", lambda request: urls.append(request.url))
         shown.goto(address)
         color = shown.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(json.loads(f"[{color[4:-1]}]")) > 600) == (scheme == "light")
         width = shown.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
         assert width[0] <= width[1], "nothing has to be scrolled sideways"
         kept(shown, f"report-{scheme}", full_page=True)
-    assert [each for each in asked if not each.startswith(("file:", "data:"))] == []
+    assert [each for each in urls if not each.startswith(("file:", "data:"))] == []
 
 
 @pytest.mark.needs_chromium
@@ -144,14 +144,14 @@ def test_no_column_is_cut_where_nine_settings_are_searched(browser, wide_address
 
 @pytest.mark.slow
 def test_a_wide_table_is_folded_and_each_part_names_its_rows(wide):
-    found = next(block for section in document(wide, 50).sections for block in section.blocks if is_leaderboard(block))
-    parts = folded(found)
+    table = next(block for section in document(wide, 50).sections for block in section.blocks if is_leaderboard(block))
+    parts = folded(table)
     assert len(parts) > 1
     assert max(len(part.columns) for part in parts) <= MOST_COLUMNS
-    assert [name for part in parts for name in part.columns[1:]] == list(found.columns[1:])
-    assert all([row[0] for row in part.rows] == [row[0] for row in found.rows] for part in parts)
-    assert [part.caption for part in parts[1:]] == [f"{found.caption}, continued"] * (len(parts) - 1)
-    narrow = replace(found, columns=found.columns[:3], rows=tuple(row[:3] for row in found.rows))
+    assert [name for part in parts for name in part.columns[1:]] == list(table.columns[1:])
+    assert all([row[0] for row in part.rows] == [row[0] for row in table.rows] for part in parts)
+    assert [part.caption for part in parts[1:]] == [f"{table.caption}, continued"] * (len(parts) - 1)
+    narrow = replace(table, columns=table.columns[:3], rows=tuple(row[:3] for row in table.rows))
     assert folded(narrow) == [replace(narrow, left=frozenset({0, 1}))]
 
 
@@ -177,8 +177,8 @@ def test_no_date_is_broken_in_two_and_code_is_code():
 @pytest.mark.needs_chromium
 def test_a_report_is_a_picture_that_ends_where_the_page_ends(searched, tmp_path):
     out = tmp_path / "report.png"
-    written = write_report(searched[1], StorageView(cluster_of(searched)), "png", out)
-    assert written.bytes == out.stat().st_size < LARGEST
+    file = write_report(searched[1], StorageView(cluster_of(searched)), "png", out)
+    assert file.bytes == out.stat().st_size < LARGEST
     image = np.asarray(Image.open(out).convert("RGB"))
     assert image.shape[1] == 1200
     assert 2000 < image.shape[0] < 16_000

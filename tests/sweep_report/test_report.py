@@ -114,8 +114,8 @@ def with_baselines(report, score, **values):
     """The report with an off-the-shelf model of this score, and the values of the winner and of the model by subset."""
     model = replace(report.winner, row=replace(report.winner.row, name="ready"), is_baseline=True, value=score)
     languages = tuple(
-        LanguageScore(metric=f"dev/everyday/{pair}/accuracy", values=((report.winner.row.name, mine), ("ready", its)))
-        for pair, (mine, its) in values.items()
+        LanguageScore(metric=f"dev/everyday/{pair}/accuracy", values=((report.winner.row.name, value), ("ready", its)))
+        for pair, (value, its) in values.items()
     )
     untrained = [each for each in report.standings if each.row.name == "untrained"]
     return replace(report, standings=(*report.trials, *untrained, model), languages=languages)
@@ -133,8 +133,8 @@ def test_the_first_sentence_says_whether_training_was_worth_it(report, better, w
 
 
 def test_the_verdict_names_the_subsets_in_which_an_untrained_model_is_ahead(report):
-    found = with_baselines(report, 0.01, **{"fra-eng": (0.5, 0.6), "kor-eng": (0.5, 0.4), "rus-eng": (0.5, 0.5)})
-    assert verdict(found)[1] == "ready is ahead in everyday fra-eng (0.5000 against 0.6000)."
+    compared = with_baselines(report, 0.01, **{"fra-eng": (0.5, 0.6), "kor-eng": (0.5, 0.4), "rus-eng": (0.5, 0.5)})
+    assert verdict(compared)[1] == "ready is ahead in everyday fra-eng (0.5000 against 0.6000)."
 
 
 def test_without_a_model_to_compare_with_nothing_is_said_of_worth(report):
@@ -176,8 +176,8 @@ def test_every_chart_has_a_name_words_and_its_numbers_as_a_table(tree):
     assert len(folded) == len(figures)
     for chart in (svg for each in figures for svg in each.all("svg")):
         assert chart.attributes["role"] == "img"
-        named = {each.attributes["id"]: each.words() for each in chart.all("title", "desc")}
-        assert all(named[name] for name in chart.attributes["aria-labelledby"].split())
+        texts = {each.attributes["id"]: each.words() for each in chart.all("title", "desc")}
+        assert all(texts[name] for name in chart.attributes["aria-labelledby"].split())
 
 
 def test_tables_have_captions_and_headers_and_ids_are_unique(tree):
@@ -252,13 +252,13 @@ def hostile(copied):
 
 def test_hostile_names_are_shown_and_do_nothing(copied):
     folder, words = hostile(copied)
-    found = gather(folder)
-    found = replace(found, searched=(*found.searched, words), name=words)
-    root = Tree(page(found, "html")).root
+    report = gather(folder)
+    report = replace(report, searched=(*report.searched, words), name=words)
+    root = Tree(page(report, "html")).root
     assert not list(root.all("script"))
     assert '<script>alert("1")</script>' in root.words()
     assert not [each for each in walk(root) if any(name.startswith("on") for name in each.attributes)]
-    text = page(found, "md")
+    text = page(report, "md")
     assert "<script" not in re.sub(r"`[^`]*`", "", text)
     assert "alert" in text
 
@@ -307,12 +307,12 @@ def test_a_promotion_is_kept_and_the_report_compares_dev_with_sealed(copied, rep
     assert document(gather(folder)).verdict[-1].endswith(f"refused {refused.trial}: the gate did not hold.")
     promoted = decision_of(report, registered="models:/searched@champion (version 1)")
     record_decision(places, folder, promoted, dry_run=False)
-    found = gather(folder)
-    assert [each.decision.verdict for each in found.decisions] == ["refuse", "promote"]
-    assert found.decisions[0].decision == refused
-    made = document(found)
-    assert "as models:/searched@champion (version 1)." in made.verdict[-1]
-    root = Tree(render(made, "html")).root
+    new_report = gather(folder)
+    assert [each.decision.verdict for each in new_report.decisions] == ["refuse", "promote"]
+    assert new_report.decisions[0].decision == refused
+    content = document(new_report)
+    assert "as models:/searched@champion (version 1)." in content.verdict[-1]
+    root = Tree(render(content, "html")).root
     (table,) = (cells(each) for each in root.all("table") if each.words().startswith("Dev against sealed"))
     assert table[1] == ["everyday fra-eng", "everyday", "0.5000", "0.4567", "–", "–", "0.0100"]
 
@@ -320,26 +320,26 @@ def test_a_promotion_is_kept_and_the_report_compares_dev_with_sealed(copied, rep
 def test_the_sealed_table_has_a_test_of_one_subset_once(tiny_file, tmp_path):
     folder = make_sweep(tmp_path, read_sweep(tiny_file))
     add_trial(folder, 0, [0.2, 0.6], "finished", temperature=0.1)
-    found, test = gather(folder), {"test/everyday/fra-eng/accuracy": 0.4567, "test/everyday/accuracy": 0.4567}
-    record = DecisionRecord(time="2026-01-31T12:00:00Z", dry_run=True, decision=decision_of(found, test=test))
-    assert page(replace(found, decisions=(record,)), "md").count("| 0.4567 |") == 1
+    report, test = gather(folder), {"test/everyday/fra-eng/accuracy": 0.4567, "test/everyday/accuracy": 0.4567}
+    record = DecisionRecord(time="2026-01-31T12:00:00Z", dry_run=True, decision=decision_of(report, test=test))
+    assert page(replace(report, decisions=(record,)), "md").count("| 0.4567 |") == 1
 
 
 def test_a_later_decision_that_opens_no_test_hides_no_sealed_scores(tiny_file, tmp_path):
     folder = make_sweep(tmp_path, read_sweep(tiny_file))
     add_trial(folder, 0, [0.2, 0.6], "finished", temperature=0.1)
-    found = gather(folder)
-    opened = decision_of(found, registered="m", test={"test/everyday/fra-eng/accuracy": 0.4567})
-    tie = replace(decision_of(found), verdict="tie", reasons=("it is the champion",), test={})
+    report = gather(folder)
+    opened = decision_of(report, registered="m", test={"test/everyday/fra-eng/accuracy": 0.4567})
+    tie = replace(decision_of(report), verdict="tie", reasons=("it is the champion",), test={})
     days = ((f"2026-01-3{day}T12:00:00Z", decision) for day, decision in enumerate((opened, tie)))
     records = tuple(DecisionRecord(time=time, dry_run=False, decision=decision) for time, decision in days)
-    found = replace(found, decisions=records)
-    text = page(found, "md")
+    report = replace(report, decisions=records)
+    text = page(report, "md")
     assert "| 0.4567 |" in text
     assert "No sealed test was scored" not in text
     assert "verdict of 2026-01-30T12:00:00Z: promote" in text
     assert "verdict of 2026-01-31T12:00:00Z: tie" in text
-    assert verdict(found)[1] == "Its promotion on 2026-01-31 found that t0000 is the champion already."
+    assert verdict(report)[1] == "Its promotion on 2026-01-31 found that t0000 is the champion already."
 
 
 @pytest.mark.parametrize("promoted", [False, True])
@@ -347,14 +347,16 @@ def test_the_verdict_has_the_lead_and_what_chance_explains(tiny_file, tmp_path, 
     folder = make_sweep(tmp_path, read_sweep(tiny_file))
     add_trial(folder, 0, [0.2, 0.6], "finished", temperature=0.1)
     add_trial(folder, 1, [0.2, 0.5], "finished", temperature=0.2)
-    found = gather(folder)
-    assert verdict(found)[0].endswith("; it is 0.1000 ahead of t0001.")
-    found = replace(found, standings=tuple(replace(each, error=0.1) for each in found.standings))
-    found = replace(found, winner=found.standings[0])
+    report = gather(folder)
+    assert verdict(report)[0].endswith("; it is 0.1000 ahead of t0001.")
+    report = replace(report, standings=tuple(replace(each, error=0.1) for each in report.standings))
+    report = replace(report, winner=report.standings[0])
     if promoted:
-        record = DecisionRecord(time="2026-01-31T12:00:00Z", dry_run=False, decision=decision_of(found, registered="m"))
-        found = replace(found, decisions=(record,))
-    first, then = verdict(found)
+        record = DecisionRecord(
+            time="2026-01-31T12:00:00Z", dry_run=False, decision=decision_of(report, registered="m")
+        )
+        report = replace(report, decisions=(record,))
+    first, then = verdict(report)
     assert first.startswith("t0000 is the best of 2 trials: everyday/accuracy 0.6000")
     assert "it is 0.1000 ahead of t0001, less than the 0.2772 by which two such scores may differ" in first
     assert then.startswith("t0000 was promoted on 2026-01-31" if promoted else "`babeltune promote ")
@@ -389,8 +391,8 @@ def test_a_damaged_decision_is_named_and_passed_over(copied, report):
     _, folder, cluster = copied
     record_decision(StorageView(cluster), folder, decision_of(report), dry_run=True)
     (folder.path / "promotions" / "0-t0000.json").write_text("{", encoding="utf-8")
-    found, damaged = read_decisions(folder)
-    assert len(found) == 1
+    decisions, damaged = read_decisions(folder)
+    assert len(decisions) == 1
     assert damaged == ["promotions/0-t0000.json"]
     assert "promotions/0-t0000.json is damaged" in gather(folder).notes
 
@@ -403,10 +405,10 @@ def test_a_sealed_test_that_nobody_opened_has_no_number(tree):
 def test_a_damaged_trial_is_a_row_and_a_note(copied):
     _, folder, _ = copied
     rewrite_ledger(folder, lambda line: None if (line["event"], line.get("number")) == ("propose", 1) else line)
-    found = gather(folder)
-    assert [each.row.state for each in found.trials if each.row.name == "t0001"] == ["damaged"]
-    assert any("t0001" in note and "restore it from a copy" in note for note in found.notes)
-    Tree(page(found, "html"))
+    report = gather(folder)
+    assert [each.row.state for each in report.trials if each.row.name == "t0001"] == ["damaged"]
+    assert any("t0001" in note and "restore it from a copy" in note for note in report.notes)
+    Tree(page(report, "html"))
 
 
 def test_two_objectives_over_counted_compute_have_a_front_and_curves_over_seconds(copied):
@@ -416,35 +418,35 @@ def test_two_objectives_over_counted_compute_have_a_front_and_curves_over_second
     budget = replace(sweep.budget, unit="compute")
     folder.write("sweep.json", replace(sweep, objectives=objectives, training=training, budget=budget))
 
-    def counted(line):
+    def with_compute(line):
         if line["event"] != "report":
             return line
         return {**line, "metrics": {**line["metrics"], COMPUTE: 15.0 * line["index"]}}
 
-    rewrite_ledger(folder, counted)
-    found = gather(folder)
-    assert found.curves[0].x == (15.0, 30.0)
-    assert [name for name, _ in found.front_metrics][:2] == ["dev/everyday/accuracy", "dev/sts/spearman"]
-    text = page(found, "md")
+    rewrite_ledger(folder, with_compute)
+    report = gather(folder)
+    assert report.curves[0].x == (15.0, 30.0)
+    assert [name for name, _ in report.front_metrics][:2] == ["dev/everyday/accuracy", "dev/sts/spearman"]
+    text = page(report, "md")
     head = "| everyday/accuracy | 95 % interval | sts/spearman | parameters | sentences/s | compute (s) |"
     assert head in text.replace("\\_", "_")
-    assert f"{found.winner.row.name} ★" in text
+    assert f"{report.winner.row.name} ★" in text
     assert "in brackets: counted seconds of compute" in text
-    assert found.cost.compute_s == 30.0 * sum(each.row.best is not None for each in found.trials)
+    assert report.cost.compute_s == 30.0 * sum(each.row.best is not None for each in report.trials)
 
 
 def test_translations_are_shown_before_and_after_training(searched, report, tree):
-    found = report.examples
-    assert (found.trial, found.report) == (report.winner.row.name, report.winner.row.best)
+    examples = report.examples
+    assert (examples.trial, examples.report) == (report.winner.row.name, report.winner.row.best)
     (section,) = (each for each in tree.all("section") if each.attributes["id"] == "translations")
     assert len(list(section.all("figure"))) == 2
     heat, near = (cells(each) for each in section.all("table"))
     scores = report.winner.row.metrics
-    weakest = sorted(("fra", "kor"), key=lambda language: scores[f"dev/{found.dev_set}/{language}-eng/accuracy"])
+    weakest = sorted(("fra", "kor"), key=lambda language: scores[f"dev/{examples.dev_set}/{language}-eng/accuracy"])
     assert [row[0] for row in near[1:]] == weakest
-    own = found.similarities[0]
-    assert heat[1][:3] == [f"1 eng, {weakest[0]}", f"{own.before[0][0]:.4f}", f"{own.after[0][0]:.4f}"]
-    assert heat[1][5] == found.sentences[0].text
+    similarity = examples.similarities[0]
+    assert heat[1][:3] == [f"1 eng, {weakest[0]}", f"{similarity.before[0][0]:.4f}", f"{similarity.after[0][0]:.4f}"]
+    assert heat[1][5] == examples.sentences[0].text
 
 
 def test_translations_that_could_not_be_shown_are_a_line(copied):
@@ -459,10 +461,10 @@ def test_translations_that_could_not_be_shown_are_a_line(copied):
 def test_without_the_record_of_the_data_there_are_no_intervals_and_it_says_so(copied):
     _, folder, _ = copied
     folder.prepared.unlink()
-    found = gather(folder)
-    assert not any(each.interval for each in found.standings)
-    assert found.notes[0].startswith("Intervals are missing: ")
-    Tree(page(found, "html"))
+    report = gather(folder)
+    assert not any(each.interval for each in report.standings)
+    assert report.notes[0].startswith("Intervals are missing: ")
+    Tree(page(report, "html"))
 
 
 def test_a_sweep_without_a_finished_trial_has_no_report(copied):

@@ -39,7 +39,7 @@ def store(empty, tmp_path):
     return f"sqlite:///{tmp_path}/mlflow.db"
 
 
-def sent(store, path, *models):
+def send_models(store, path, *models):
     """Sends a trial's metrics and its model; returns the tracker."""
     tracker = EventLog(store, path, "quick")
     tracker.start_sweep("quick-1a2b", {}, {})
@@ -58,30 +58,30 @@ def models_of(store, run):
 
 
 def test_a_checkpoint_is_a_model_with_a_signature_and_the_place_of_its_weights(store, tmp_path):
-    run = sent(store, tmp_path / "events.jsonl", MODEL).run_id(0)
-    (found,) = models_of(store, run)
-    assert (found.name, found.source_run_id, found.status.name) == (MODEL.name, run, "READY")
-    assert found.params == {"method": "soft_contrastive", "training.learning_rate": "0.002"}
-    assert found.tags["babeltune.checkpoint"] == MODEL.checkpoint
-    assert found.tags["mlflow.note.content"] == MODEL.note
-    scores = {metric.key: (metric.value, metric.step, metric.dataset_name) for metric in found.metrics}
+    run = send_models(store, tmp_path / "events.jsonl", MODEL).run_id(0)
+    (model,) = models_of(store, run)
+    assert (model.name, model.source_run_id, model.status.name) == (MODEL.name, run, "READY")
+    assert model.params == {"method": "soft_contrastive", "training.learning_rate": "0.002"}
+    assert model.tags["babeltune.checkpoint"] == MODEL.checkpoint
+    assert model.tags["mlflow.note.content"] == MODEL.note
+    scores = {metric.key: (metric.value, metric.step, metric.dataset_name) for metric in model.metrics}
     assert scores == {
         "best/dev/everyday/accuracy": (0.5, 512, None),
         "dev/everyday/accuracy": (0.5, 512, "dev/everyday"),
         "dev/sts/spearman": (0.75, 512, "dev/sts"),
     }
-    folder = found.artifact_location.removeprefix("file://")
+    folder = model.artifact_location.removeprefix("file://")
     signature = Model.load(folder).signature
     assert signature.inputs.input_names() == ["sentence"]
     assert signature.outputs.inputs[0].shape == (-1, 384)
     assert {path.name for path in (tmp_path / "artifacts").rglob("*.*") if path.is_file()} == {"input_example.json"}
     outputs = open_client(store).get_run(run).outputs.model_outputs
-    assert [(each.model_id, each.step) for each in outputs] == [(found.model_id, 512)]
+    assert [(each.model_id, each.step) for each in outputs] == [(model.model_id, 512)]
 
 
 def test_a_model_that_is_sent_again_is_there_once_and_the_run_has_each_score_once(store, tmp_path):
     path = tmp_path / "events.jsonl"
-    first = sent(store, path, MODEL).run_id(0)
+    first = send_models(store, path, MODEL).run_id(0)
     path.with_name("mlflow.json").unlink()
     tracker = EventLog(store, path, "quick")
     assert tracker.close(PATIENCE_S)
@@ -95,19 +95,19 @@ def test_a_model_that_is_sent_again_is_there_once_and_the_run_has_each_score_onc
 
 
 def test_a_model_whose_upload_was_cut_off_is_finished_by_the_next_try(store, tmp_path):
-    run = sent(store, tmp_path / "events.jsonl").run_id(0)
+    run = send_models(store, tmp_path / "events.jsonl").run_id(0)
     client = open_client(store)
     begun = client.create_logged_model(client.get_run(run).info.experiment_id, name=MODEL.name, source_run_id=run)
     tracker = EventLog(store, tmp_path / "events.jsonl", "quick")
     tracker.model(0, MODEL, per_step=64)
     assert tracker.close(PATIENCE_S)
-    (found,) = models_of(store, run)
-    assert (found.model_id, found.status.name) == (begun.model_id, "READY")
-    assert len(found.metrics) == 3
+    (model,) = models_of(store, run)
+    assert (model.model_id, model.status.name) == (begun.model_id, "READY")
+    assert len(model.metrics) == 3
 
 
 def test_a_store_that_takes_no_models_loses_nothing_else(store, tmp_path, caplog):
-    tracker = sent(store, tmp_path / "events.jsonl", replace(MODEL, scores={"dev/everyday/accuracy": "none"}))
+    tracker = send_models(store, tmp_path / "events.jsonl", replace(MODEL, scores={"dev/everyday/accuracy": "none"}))
     assert tracker.refused == 1
     assert "the checkpoint of run '0'" in caplog.text
     run = open_client(store).get_run(tracker.run_id(0))

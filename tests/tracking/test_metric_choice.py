@@ -9,9 +9,9 @@ def test_objectives_and_the_loss_come_before_single_languages():
     assert {"best/dev/ntrex/accuracy", "dev/ntrex/accuracy", "train/loss", "dev/mean_cosine"} < choice.chosen
     assert len(choice.chosen) == 5
     assert "dev/ntrex/l59-eng/accuracy" in choice.left_out
-    kept = set(choice.chosen)
+    names = set(choice.chosen)
     choice.see(["train/another"])
-    assert choice.chosen == kept, "what a run has shown so far stays, and nothing joins late"
+    assert choice.chosen == names, "what a run has shown so far stays, and nothing joins late"
     choice.see(["dev/ntrex/accuracy"])
     assert choice.of({"dev/ntrex/accuracy": 1.0, "train/another": 2.0}) == {"dev/ntrex/accuracy": 1.0}
 

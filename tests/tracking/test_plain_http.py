@@ -52,5 +52,5 @@ def test_no_warning_without_credentials():
 def test_a_client_warns_once(password, caplog):
     for _ in range(2):
         open_client("http://once.example.com")
-    said = [record.message for record in caplog.records if "unencrypted" in record.message]
-    assert said == [about_plain_http("http://once.example.com")]
+    messages = [record.message for record in caplog.records if "unencrypted" in record.message]
+    assert messages == [about_plain_http("http://once.example.com")]

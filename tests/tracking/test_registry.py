@@ -52,9 +52,9 @@ def test_of_two_promotions_that_both_saw_the_old_champion_only_one_moves_the_ali
             outcomes.append("turned away")
 
     monkeypatch.setattr(registry, "_expect", slow)
-    mine = register(uri, "race", models / "mine", run, "champion", {}, replaces="1")
+    new_version = register(uri, "race", models / "mine", run, "champion", {}, replaces="1")
     assert outcomes == ["turned away"]
-    assert champion_of(uri, "race", "champion").version == mine
+    assert champion_of(uri, "race", "champion").version == new_version
     assert claims(uri, "race") == {}
     with pytest.raises(PromotionError, match="another promotion came in between"):
         register(uri, "race", models / "theirs", run, "champion", {}, replaces="1")

@@ -100,8 +100,8 @@ def test_replaying_the_whole_log_adds_no_run_and_no_number(store, tmp_path, clie
             tracker.end_trial(0, "FINISHED", {})
         assert tracker.flush(PATIENCE_S)
         tracker.close()
-        sent = path.with_name("mlflow.json")  # every acknowledgement is lost
-        sent.unlink() if acknowledged is None else sent.write_bytes(acknowledged)
+        record = path.with_name("mlflow.json")  # every acknowledgement is lost
+        record.unlink() if acknowledged is None else record.write_bytes(acknowledged)
     client = clients(store)
     experiment = client.get_experiment_by_name("babeltune").experiment_id
     assert len(client.search_runs([experiment])) == 2
@@ -320,18 +320,18 @@ def test_a_log_that_was_cut_off_and_grew_again_is_sent_from_its_beginning(store,
 
 
 def test_a_line_whose_files_are_on_their_way_is_sent_once_they_are_here(store, tmp_path, clients, monkeypatch):
-    here, asked = threading.Event(), threading.Event()
+    here, request = threading.Event(), threading.Event()
 
     def events(self, line):
         if line["do"] != "metrics" or here.is_set():
             return [line]
-        asked.set()
+        request.set()
         return None
 
     monkeypatch.setattr(event_log.Verbatim, "events", events)
     tracker = a_sweep(EventLog(store, tmp_path / "events.jsonl", "babeltune"))
     tracker.metrics(0, points(1, 4))
-    assert asked.wait(PATIENCE_S)
+    assert request.wait(PATIENCE_S)
     assert not tracker.flush(0)
     here.set()
     assert tracker.close(PATIENCE_S)
@@ -388,13 +388,13 @@ def test_killing_the_server_loses_nothing_and_doubles_nothing(server, tmp_path, 
     server.wait()
     assert tracker.flush(PATIENCE_S)
     run = tracker.run_id(0)
-    stop, sent = threading.Event(), []
+    stop, numbers = threading.Event(), []
 
     def train():
         while not stop.is_set():
-            batch = points(len(sent) + 1, len(sent) + 6)
+            batch = points(len(numbers) + 1, len(numbers) + 6)
             tracker.metrics(0, batch)
-            sent.extend(p.step for p in batch)
+            numbers.extend(p.step for p in batch)
             time.sleep(0.02)
 
     training = threading.Thread(target=train)
@@ -402,8 +402,8 @@ def test_killing_the_server_loses_nothing_and_doubles_nothing(server, tmp_path, 
     offset = tracker._cursor.offset
     wait_until(lambda: tracker._cursor.offset > offset)  # numbers have begun to arrive
     server.kill()
-    written = len(sent)
-    wait_until(lambda: tracker.trouble and len(sent) >= written + 50)  # training goes on without a server
+    count = len(numbers)
+    wait_until(lambda: tracker.trouble and len(numbers) >= count + 50)  # training goes on without a server
     tracker.start_trial(1, {}, {})
     server.start()
     server.wait()
@@ -413,9 +413,9 @@ def test_killing_the_server_loses_nothing_and_doubles_nothing(server, tmp_path, 
     assert tracker.close(PATIENCE_S)
     assert tracker.refused == 0
     client = clients(server.uri)
-    assert sorted(sent) == list(range(1, len(sent) + 1))
+    assert sorted(numbers) == list(range(1, len(numbers) + 1))
     for name in ("train/loss", "x"):
-        assert steps(client, run, name) == sent
+        assert steps(client, run, name) == numbers
     assert tracker.run_id(0) == run
     assert len(client.search_runs(["1"])) == 3
 
@@ -529,25 +529,25 @@ def test_a_file_that_the_store_refuses_holds_up_no_number(store, tmp_path, clien
 
 def test_the_end_of_a_sweep_says_how_much_mlflow_still_has_to_take(store, tmp_path, monkeypatch):
     monkeypatch.setattr(track, "TELL_EVERY_S", 0.01)
-    some_taken, seen, end = threading.Event(), [], track._Sender._end
+    some_taken, steps, end = threading.Event(), [], track._Sender._end
 
-    def held(self, key, event):
+    def slow_end(self, key, event):
         assert some_taken.wait(PATIENCE_S)
         end(self, key, event)
 
     def see(*step):
-        seen.append(step)
+        steps.append(step)
         if step[1] > 0:
             some_taken.set()
 
-    monkeypatch.setattr(track._Sender, "_end", held)
+    monkeypatch.setattr(track._Sender, "_end", slow_end)
     tracker = a_sweep(EventLog(store, tmp_path / "events.jsonl", "quick"))
     tracker.end_trial(0, "FINISHED", {})
     with listening(see):
         assert tracker.close(PATIENCE_S)
-    assert {name for name, _, _ in seen} == {"writing to MLflow"}
-    assert any(0 < done < of for _, done, of in seen)
-    assert seen[-1][1] == seen[-1][2]
+    assert {name for name, _, _ in steps} == {"writing to MLflow"}
+    assert any(0 < done < of for _, done, of in steps)
+    assert steps[-1][1] == steps[-1][2]
 
 
 def test_drivers_whose_server_failed_do_not_ask_it_again_at_one_moment():

@@ -31,7 +31,7 @@ ROW = "all-MiniLM-L6-v2"
 
 
 @pytest.fixture
-def mine(tiny, tmp_path):
+def small_model(tiny, tmp_path):
     """The folder of a small model."""
     sweep, prepared = tiny
     trial = make_trial(sweep, 0, {})
@@ -43,32 +43,32 @@ def mine(tiny, tmp_path):
 @pytest.mark.long
 def test_a_baseline_has_the_scores_of_the_model_alone_with_size_and_speed(tiny):
     _, prepared = tiny
-    seen = []
-    scores = bought_scores(BUNDLED, prepared, lambda *far: seen.append(far))
+    steps = []
+    scores = bought_scores(BUNDLED, prepared, lambda *far: steps.append(far))
     alone = score(str(model_folder(BUNDLED, None, setting="baselines")), dev_texts(prepared), "dev")
     assert {name: scores[name] for name in alone} == pytest.approx(alone, abs=1e-5)
     assert scores["model/parameters"] == 22_713_216
     assert scores["model/sentences_per_second"] > 0
-    assert [done for done, _ in seen] == [*range(0, seen[0][1], 64)], "each batch of sentences is counted"
+    assert [done for done, _ in steps] == [*range(0, steps[0][1], 64)], "each batch of sentences is counted"
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_baseline_is_a_row_that_is_scored_once_and_wins_nothing(copied, mine):
+def test_a_baseline_is_a_row_that_is_scored_once_and_wins_nothing(copied, small_model):
     sweep, folder, _ = copied
     before, best = folder.baselines(), winner(folder).name
     from babeltune.data.prepared import read_prepared
 
     prepared = read_prepared(folder.prepared)
     stages, sentences = [], len({text for task in prepared.tasks for text in task.texts_of("student")})
-    with_one = replace(sweep, baselines=(str(mine),))
+    with_one = replace(sweep, baselines=(str(small_model),))
     score_baselines(with_one, prepared, folder, lambda *stage: stages.append(stage))
-    assert {what for what, _, _ in stages} == {"scoring mine"}, "the untrained student is not scored again"
+    assert {title for title, _, _ in stages} == {"scoring mine"}, "the untrained student is not scored again"
     assert stages[0][1:] == (0, sentences)
     assert stages[-1][1:] == (sentences, sentences)
     before_again = len(stages)
     baselines = folder.baselines()
     assert {name: baselines[name] for name in before} == before
-    alone = score(str(mine), dev_texts(prepared), "dev")
+    alone = score(str(small_model), dev_texts(prepared), "dev")
     assert {name: baselines["mine"][name] for name in alone} == pytest.approx(alone, abs=1e-5)
     assert "mine" in [row.name for row in leaderboard(folder)]
     assert winner(folder).name == best
@@ -79,10 +79,10 @@ def test_a_baseline_is_a_row_that_is_scored_once_and_wins_nothing(copied, mine):
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_finished_sweep_takes_a_baseline_over_without_training_again(copied, mine):
+def test_a_finished_sweep_takes_a_baseline_over_without_training_again(copied, small_model):
     sweep, folder, cluster = copied
     before, ended = folder.baselines(), log_of(folder.path).ended
-    with_one = replace(sweep, baselines=(str(mine),))
+    with_one = replace(sweep, baselines=(str(small_model),))
     assert submit(with_one, cluster, into=folder.id).state() == "finished"
     assert folder.baselines().keys() == {*before, "mine"}
     assert log_of(folder.path).ended == ended
@@ -90,24 +90,24 @@ def test_a_finished_sweep_takes_a_baseline_over_without_training_again(copied, m
 
 @pytest.mark.long
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_changed_baseline_is_scored_again_and_a_broken_one_costs_no_other(copied, mine, tmp_path):
+def test_a_changed_baseline_is_scored_again_and_a_broken_one_costs_no_other(copied, small_model, tmp_path):
     sweep, folder, _ = copied
     from babeltune.data.prepared import read_prepared
 
     prepared, before = read_prepared(folder.prepared), folder.baselines()
-    broken = shutil.copytree(mine, tmp_path / "broken")
+    broken = shutil.copytree(small_model, tmp_path / "broken")
     (broken / "tokenizer.json").write_text("{", encoding="utf-8")
-    with_both = replace(sweep, baselines=(str(broken), str(mine)))
+    with_both = replace(sweep, baselines=(str(broken), str(small_model)))
     score_baselines(with_both, prepared, folder)
     assert folder.baselines().keys() == {*before, "mine"}
     assert "not scored: " in read_log(folder)
-    first, weights = folder.baselines()["mine"], mine / "model.safetensors"
+    first, weights = folder.baselines()["mine"], small_model / "model.safetensors"
     turned = {name: tensor.flip(0) for name, tensor in load_file(weights).items()}
     save_file(turned, weights)
     score_baselines(with_both, prepared, folder)
     assert folder.baselines()["mine"]["dev/sts/spearman"] != first["dev/sts/spearman"]
-    shutil.rmtree(mine)
-    score_baselines(replace(sweep, baselines=(str(mine),)), prepared, folder)
+    shutil.rmtree(small_model)
+    score_baselines(replace(sweep, baselines=(str(small_model),)), prepared, folder)
     assert "mine" in folder.baselines(), "one that is gone keeps its scores"
 
 

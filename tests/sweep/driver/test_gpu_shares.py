@@ -85,12 +85,12 @@ def test_the_share_of_a_real_gpu_has_room_for_what_pytorch_reserves(tiny):
 
 def test_a_kind_of_trial_that_does_not_train_is_counted_and_passed_over(tiny):
     sweep, prepared = tiny
-    trial, seen = make_trial(sweep, 0, {}), []
+    trial, steps = make_trial(sweep, 0, {}), []
     broken = replace(trial, training=replace(trial.training, matryoshka=(10_000,)))
     with pytest.raises(TrainingError):
         take_first_steps(broken, prepared, torch.device("cpu"))
-    first_steps_bytes([broken, trial], prepared, torch.device("cpu"), lambda *far: seen.append(far))
-    assert seen == [(1, 2), (2, 2)]
+    first_steps_bytes([broken, trial], prepared, torch.device("cpu"), lambda *far: steps.append(far))
+    assert steps == [(1, 2), (2, 2)]
 
 
 @pytest.mark.parametrize(

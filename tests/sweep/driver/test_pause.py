@@ -78,8 +78,8 @@ def scores(report):
 def same_as(folder, other, trials=2):
     """Whether all reports have the same scores and the last checkpoints the same bytes."""
     for number in range(trials):
-        ours, theirs = (list(map(scores, read_reports(each.trial(number)))) for each in (folder, other))
-        assert ours == theirs
+        ours, others = (list(map(scores, read_reports(each.trial(number)))) for each in (folder, other))
+        assert ours == others
         assert weights(folder, number) == weights(other, number)
     return True
 

@@ -326,7 +326,7 @@ def test_another_store_gets_what_the_first_one_has(copied, tmp_path):
         id_, of_store = run.info.run_id, ("mlflow.note.content", "mlflow.parentRunId")
         tags = {key: value for key, value in run.data.tags.items() if key not in of_store}
         histories = {name: client.get_metric_history(id_, name) for name in run.data.metrics}
-        values = {name: sorted((m.step, m.timestamp, m.value) for m in those) for name, those in histories.items()}
+        values = {name: sorted((m.step, m.timestamp, m.value) for m in points) for name, points in histories.items()}
         files = {each.path for each in client.list_artifacts(id_)} & {"corpus.json", "metrics.parquet"}
         return run.info.status, run.data.params, tags, values, files
 
@@ -382,8 +382,8 @@ def test_a_sweep_with_more_trials_goes_on_and_one_that_was_stopped_resumes(copie
     assert runs_of(folder)[1].info.status == "KILLED"
     assert len(ends(folder)) < 6
     folder.write("driver.json", this_driver())
-    held = rf"is being run by process {os.getpid()} on .* since 20.*`babeltune stop {folder.id}` ends it"
-    with pytest.raises(SweepError, match=held), only_driver(folder):
+    refusal = rf"is being run by process {os.getpid()} on .* since 20.*`babeltune stop {folder.id}` ends it"
+    with pytest.raises(SweepError, match=refusal), only_driver(folder):
         submit(sweep, cluster)
     submit(sweep, cluster)
     assert folder.state() == "finished"
@@ -589,10 +589,10 @@ def test_a_warm_start_that_cannot_be_had_is_refused_before_preparation(copied):
     sweep, _, cluster = copied
     sweep = replace(sweep, seed=8, sampler=replace(sweep.sampler, warm_start="searched", points=()))
     other = replace(sweep, objectives=(replace(sweep.objectives[0], metric="dev/sts/spearman"),))
-    seen = []
+    boards = []
     with pytest.raises(SpecError, match=r"sampler\.warm_start: sweep searched-\w+ has other objectives"):
-        submit(other, cluster, watch=seen.append)
-    assert [board.stage for board in seen] == ["starting"]
+        submit(other, cluster, watch=boards.append)
+    assert [board.stage for board in boards] == ["starting"]
 
 
 @pytest.mark.long

@@ -173,7 +173,7 @@ class Spy(optuna.samplers.RandomSampler):
     """Notes the trials that it is shown."""
 
     def sample_independent(self, study, trial, param_name, param_distribution):
-        self.seen = [trial.number for trial in study.get_trials(states=(TrialState.COMPLETE, TrialState.RUNNING))]
+        self.numbers = [trial.number for trial in study.get_trials(states=(TrialState.COMPLETE, TrialState.RUNNING))]
         return super().sample_independent(study, trial, param_name, param_distribution)
 
 
@@ -189,8 +189,8 @@ def test_a_sampler_sees_the_last_trials_and_the_best_of_each_objective(monkeypat
     study.sampler = few_trials.FewTrialsSampler(spy)
     study.ask().suggest_float("x", 0, 1)
     least = best | set(range(52, 62))
-    assert set(spy.seen) >= least
-    assert len(spy.seen) == len(least) + (2 if len(directions) > 1 else 0), "two more are good in both objectives"
+    assert set(spy.numbers) >= least
+    assert len(spy.numbers) == len(least) + (2 if len(directions) > 1 else 0), "two more are good in both objectives"
 
 
 def test_a_sampler_sees_an_old_trial_that_is_good_in_no_single_objective(monkeypatch):
@@ -202,8 +202,8 @@ def test_a_sampler_sees_an_old_trial_that_is_good_in_no_single_objective(monkeyp
     study, spy = a_study(values, ("maximize", "maximize")), Spy()
     study.sampler = few_trials.FewTrialsSampler(spy)
     study.ask().suggest_float("x", 0, 1)
-    assert 0 in spy.seen
-    assert len(spy.seen) < len(values) - 20
+    assert 0 in spy.numbers
+    assert len(spy.numbers) < len(values) - 20
 
 
 @pytest.mark.parametrize(("objectives", "all_on_front"), [(1, False), (2, False), (2, True), (3, False), (3, True)])
@@ -226,7 +226,7 @@ def test_a_sampler_sees_each_running_trial_however_old(monkeypatch):
     study.add_trials([optuna.create_trial(values=[1.0])] * 40)
     study.sampler = few_trials.FewTrialsSampler(spy)
     study.ask().suggest_float("x", 0, 1)
-    assert 3 in spy.seen, "it began before the last ten"
+    assert 3 in spy.numbers, "it began before the last ten"
 
 
 @pytest.mark.parametrize("directions", [["minimize"], ["maximize"], ["maximize", "minimize"]])

@@ -159,8 +159,8 @@ def test_a_value_outside_of_a_range_that_was_narrowed_is_passed_over(recorded):
 def test_a_study_is_written_once_and_changes_nothing_of_the_sweep(recorded, tmp_path):
     before = (tmp_path / LEDGER).read_bytes()
     assert write_study(SWEEP, tmp_path, tmp_path / "study.db") == 4
-    written = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/study.db")
-    assert looks(written) == recorded[1]
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/study.db")
+    assert looks(study) == recorded[1]
     with pytest.raises(SpecError, match=r"study.db is there already; name a new file"):
         write_study(SWEEP, tmp_path, tmp_path / "study.db")
     with pytest.raises(SweepError, match="empty has no trial yet"):
@@ -169,8 +169,8 @@ def test_a_study_is_written_once_and_changes_nothing_of_the_sweep(recorded, tmp_
 
 
 def test_reports_that_the_ledger_lost_are_recorded_from_the_trials_folder(tmp_path):
-    ledger, proposals, sent = Ledger(tmp_path / LEDGER), Proposals(SWEEP, suggest), []
-    callbacks = Callbacks(None, lambda kind, number, event: sent.append((kind, number, event.index)))
+    ledger, proposals, events = Ledger(tmp_path / LEDGER), Proposals(SWEEP, suggest), []
+    callbacks = Callbacks(None, lambda kind, number, event: events.append((kind, number, event.index)))
     records = TrialRecords(SWEEP, proposals, ledger, None, callbacks, StopSignal(), tmp_path)
     number, params = proposals.ask()
     ledger.add("propose", number, params=params)
@@ -183,7 +183,7 @@ def test_reports_that_the_ledger_lost_are_recorded_from_the_trials_folder(tmp_pa
         (2, [0.5]),
         (3, [0.75]),
     ]
-    assert sent == [("report", 0, 1), ("report", 0, 2), ("report", 0, 3)]
+    assert events == [("report", 0, 1), ("report", 0, 2), ("report", 0, 3)]
 
 
 def a_trial(failed, reason=""):

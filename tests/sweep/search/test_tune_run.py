@@ -371,9 +371,9 @@ def test_a_request_to_stop_leaves_running_trials_resumable(pool, tmp_path):
             stop.set()
 
     assert not run(tmp_path, pool, a_sweep(), 9, listen, lambda *_: {"seconds": 0.05}, stop.is_set)
-    left = states(tmp_path, a_sweep())
-    assert TrialState.RUNNING in left
-    assert len(left) < 9
+    trial_states = states(tmp_path, a_sweep())
+    assert TrialState.RUNNING in trial_states
+    assert len(trial_states) < 9
     assert "stopped" in {info.state for _, info in events.of("end")}
     assert run(tmp_path, pool, a_sweep(), 4)
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 4
@@ -575,13 +575,13 @@ def test_a_sweep_starts_no_process_to_follow_its_trials(pool, tmp_path):
     wait_until_free(pool, pool.count)
     before, began, ended = set(actors()), [], []
 
-    def seen(event, number, info):
+    def listener(event, number, info):
         if event == "start":
             began.append(len(ended))
         elif event == "end":
             ended.append(number)
 
-    assert run(tmp_path, pool, a_sweep(), 16, seen)
+    assert run(tmp_path, pool, a_sweep(), 16, listener)
     assert set(actors()) == before
     assert [number - ends for number, ends in enumerate(began)].count(1) >= 8, "both worker groups had trials at once"
 

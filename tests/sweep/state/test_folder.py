@@ -184,11 +184,11 @@ def test_a_finished_trial_without_its_reports_says_so(tmp_path, sweep):
     folder = make(tmp_path, sweep, "a-0123456789")
     add(folder, sweep, 0, [0.1, 0.2], "finished")
     ledger = folder.path / "results.jsonl"
-    for left in (1, 0):
+    for count in (1, 0):
         lines = ledger.read_bytes().splitlines(keepends=True)
-        ledger.write_bytes(b"".join(line for line in lines if f'"index": {left + 1}'.encode() not in line))
+        ledger.write_bytes(b"".join(line for line in lines if f'"index": {count + 1}'.encode() not in line))
         (row,) = leaderboard(folder)
-        assert (row.reports, row.warning) == (left, "its last report is lost")
+        assert (row.reports, row.warning) == (count, "its last report is lost")
 
 
 def test_the_leaderboard_sorts_by_any_metric_and_the_winner_has_finished(tmp_path, sweep):

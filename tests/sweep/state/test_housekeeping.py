@@ -117,10 +117,10 @@ def test_the_draft_of_a_command_goes_once_its_process_is_gone(tmp_path, monkeypa
         os.utime(path / "model", (week - 60, week - 60))
         os.utime(path, (week - 60, week - 60))
     view = StorageView(Cluster(storage=str(storage)))
-    left = [each for each in everything(view, older_s=10 * 86_400) if "gone" in each.reason]
-    assert len(left) == 3, "their processes are gone, whatever their age"
-    assert sorted(each.size for each in left) == [1000] * 3
-    for each in left:
+    drafts = [each for each in everything(view, older_s=10 * 86_400) if "gone" in each.reason]
+    assert len(drafts) == 3, "their processes are gone, whatever their age"
+    assert sorted(each.size for each in drafts) == [1000] * 3
+    for each in drafts:
         assert each.carry_out()
     assert not list((tmp_path / "temporary").iterdir())
     assert {each.path for each in left_drafts(storage, week)} == {foreign}, "nobody knows about its process"

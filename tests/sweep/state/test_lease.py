@@ -198,8 +198,8 @@ def test_a_driver_that_another_one_overtook_writes_nothing_more(tmp_path, quick)
 def test_a_lease_is_taken_once_its_holder_was_silent_for_as_long_as_it_says(tmp_path, quick):
     folder = SweepFolder(tmp_path)
     lease = far_lease(folder, token=7, beat=time.time() + 3600, expiry_s=0.4)
-    with folder_lease(folder) as mine:
-        assert mine.token == 8
+    with folder_lease(folder) as new_lease:
+        assert new_lease.token == 8
         assert f"waiting for the lease of {lease.host}" in folder.log.read_text()
 
 
@@ -261,19 +261,19 @@ def test_a_token_is_given_once_although_the_lease_is_lost_or_empty(tmp_path, dam
 
 def test_a_driver_that_was_overtaken_does_not_take_the_lease_back(tmp_path):
     folder = SweepFolder(tmp_path)
-    held = acquire(FileLease(tmp_path), Lease())
+    lease = acquire(FileLease(tmp_path), Lease())
     other = far_lease(folder, token=2)
-    for late in (held.renew, held.renew, held.refuse_if_late, held.before_write):
+    for late in (lease.renew, lease.renew, lease.refuse_if_late, lease.before_write):
         with pytest.raises(OvertakenError, match="was taken over by far"):
             late()
-    held.end()
+    lease.end()
     assert Lease.read((tmp_path / OWNER).read_bytes()) == other
 
 
 def test_a_lease_that_was_given_back_stays_so(tmp_path):
-    held = acquire(FileLease(tmp_path), Lease())
-    held.renew(ended=True)
-    held.renew()  # by a thread that had begun before
+    lease = acquire(FileLease(tmp_path), Lease())
+    lease.renew(ended=True)
+    lease.renew()  # by a thread that had begun before
     assert Lease.read((tmp_path / OWNER).read_bytes()).ended
 
 
@@ -292,15 +292,15 @@ def test_a_driver_that_slept_while_another_ran_the_sweep_to_its_end_does_not_go_
 def test_a_driver_that_cannot_renew_its_lease_ends_before_another_may_take_it(tmp_path, monkeypatch):
     now = [0.0]
     record = FileLease(tmp_path)
-    held = acquire(record, Lease(), clock=Clock(lambda: now[0]))
+    lease = acquire(record, Lease(), clock=Clock(lambda: now[0]))
     now[0] = fencing.EXPIRY_S - fencing.MARGIN_S - 1
-    held.refuse_if_late()
+    lease.refuse_if_late()
     now[0] += 2
     monkeypatch.setattr(FileLease, "swap", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "the storage is gone")))
     with pytest.raises(LeaseExpiredError, match=r"could not be renewed for 46 s .*`babeltune resume .* goes on"):
-        held.refuse_if_late()
+        lease.refuse_if_late()
     monkeypatch.undo()
-    held.refuse_if_late()  # nobody took it meanwhile
+    lease.refuse_if_late()  # nobody took it meanwhile
 
 
 STOPPED = """
@@ -310,10 +310,10 @@ from babeltune.files import write_json
 from babeltune.sweep.state.fencing import FileLease, Lease, acquire, renewed, written_under
 place = Path(sys.argv[1])
 record = FileLease(place)
-held = acquire(record, Lease())
-with renewed(held):
+lease = acquire(record, Lease())
+with renewed(lease):
     while True:
-        with written_under(record, held):
+        with written_under(record, lease):
             write_json(place / "state.json", {"state": "first"})
         print("wrote", flush=True)
         sys.stdin.readline()
@@ -361,9 +361,9 @@ def test_a_driver_that_hears_of_another_ends_its_sweep_and_keeps_its_trials(copi
     assert states(folder) == ["running"], "and so is the trial"
     client = MlflowClient(cluster.mlflow)
     runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
-    mine = [run for run in runs if run.data.tags.get("babeltune.sweep") == folder.id]
-    assert mine, runs
-    assert {run.info.status for run in mine if "babeltune.baseline" not in run.data.tags} == {"RUNNING"}
+    sweep_runs = [run for run in runs if run.data.tags.get("babeltune.sweep") == folder.id]
+    assert sweep_runs, runs
+    assert {run.info.status for run in sweep_runs if "babeltune.baseline" not in run.data.tags} == {"RUNNING"}
 
 
 def test_a_process_that_got_the_number_of_a_dead_driver_is_not_taken_for_it():
@@ -387,11 +387,11 @@ def test_a_late_driver_whose_storage_gives_no_answer_ends_all_the_same(monkeypat
             never.wait(PATIENCE_S)
             return "2"
 
-    held = fencing.HeldLease(Hangs(), fencing.Lease(token=1), "1", 0.0, lambda: clock[0])
-    threading.Thread(target=held.renew, daemon=True).start()
+    own_lease = fencing.HeldLease(Hangs(), fencing.Lease(token=1), "1", 0.0, lambda: clock[0])
+    threading.Thread(target=own_lease.renew, daemon=True).start()
     assert request.wait(PATIENCE_S)
-    held.refuse_if_late()
+    own_lease.refuse_if_late()
     clock[0] = 1_000.0
     with pytest.raises(LeaseExpiredError, match=r"1000 s \(the storage gives no answer within 0\.1 s\); this driver"):
-        held.refuse_if_late()
+        own_lease.refuse_if_late()
     never.set()

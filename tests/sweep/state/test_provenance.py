@@ -160,7 +160,7 @@ def test_a_trial_that_has_begun_keeps_its_settings_and_data(copied):
 
 def test_changes_are_accepted_with_their_spec_or_not_at_all(searched, tmp_path):
     """Whoever is killed at it leaves the spec that was accepted to `resume`, whose driver finishes it first."""
-    seen = []
+    outcomes = []
     for number in itertools.count(1):
         sweep, folder = searched[0], SweepFolder(shutil.copytree(searched[1].path, tmp_path / str(number) / "sweep"))
         other = replace(sweep, training=replace(sweep.training, pairs=640))
@@ -174,11 +174,11 @@ def test_changes_are_accepted_with_their_spec_or_not_at_all(searched, tmp_path):
             assert folder.sweep_of(0) == sweep
         else:
             assert (changes, folder.sweep()) == ([], sweep)
-        seen.append(resumed == other)
+        outcomes.append(resumed == other)
         if not killed:
             break
-    assert seen == sorted(seen)
-    assert sum(seen) > 3
+    assert outcomes == sorted(outcomes)
+    assert sum(outcomes) > 3
 
 
 def test_a_line_of_accepted_changes_that_was_cut_off_accepts_nothing(copied):

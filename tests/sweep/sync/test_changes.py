@@ -40,13 +40,13 @@ def folder(machine, tiny_file):
     return folder
 
 
-def named(view, folder, name, wait_s=PATIENCE_S):
+def name_sweep(view, folder, name, wait_s=PATIENCE_S):
     return change(view, folder, "label", {"name": name}, lambda log: log.labels.get("name") == name, wait_s)
 
 
 def test_a_name_given_on_one_machine_is_known_on_another(folder, machine):
     two = StorageView(machine("two"))
-    assert named(two, two.sweep("tiny"), "best")
+    assert name_sweep(two, two.sweep("tiny"), "best")
     for name in ("one", "three"):
         remote = StorageView(machine(name)).sweep("best")
         assert remote.id == folder.id
@@ -59,7 +59,7 @@ def test_the_driver_on_another_machine_takes_what_is_asked(folder, machine):
     beside = two.sweep("tiny")
     with DriverSync(machine("one"), folder) as driver_sync, only_driver(folder):
         answers = []
-        asking = threading.Thread(target=lambda: answers.append(named(two, beside, "best")))
+        asking = threading.Thread(target=lambda: answers.append(name_sweep(two, beside, "best")))
         asking.start()
         wait_until(lambda: take_requests(folder) or log_of(folder.path).labels.get("name") == "best")
         driver_sync.wake()
@@ -74,8 +74,8 @@ def test_what_a_dead_driver_did_not_take_is_for_the_next_one(folder, machine):
     two = StorageView(machine("two"))
     beside = two.sweep("tiny")
     with DriverSync(machine("one"), folder), only_driver(folder):
-        assert not named(two, beside, "early", wait_s=0.0)
-    assert named(two, beside, "late")
+        assert not name_sweep(two, beside, "early", wait_s=0.0)
+    assert name_sweep(two, beside, "late")
     assert StorageView(machine("three")).sweep("late").id == folder.id
 
 

@@ -242,7 +242,7 @@ class Driver:
     worker: Process | None = None
     trains: Callable[[Process], None] | None = None  # what each worker of this driver does
     nodes: int = 0  # the nodes on which its workers have been
-    made: int = 0  # reports of its worker that the driver knows
+    reports: int = 0  # reports of its worker that the driver knows
     asked_to_stop: bool = False
 
 
@@ -293,8 +293,8 @@ class TwoDrivers(RuleBasedStateMachine):
 
     def run(self, process: Process | None, steps: int, fate: str = FATES[0]) -> None:
         """Lets the process make this many requests. Something may happen to the last one."""
-        for left in range(steps, 0, -1) if process else ():
-            process.step(fate if left == 1 else FATES[0])
+        for number in range(steps, 0, -1) if process else ():
+            process.step(fate if number == 1 else FATES[0])
 
     def run_until(self, process: Process, happened: Callable[[], bool]) -> None:
         """Lets the process make requests until this has happened, or it does not get there."""
@@ -420,7 +420,7 @@ class OnABucket(TwoDrivers):
         sync.mirror.store = Connection(self.bucket, process, fenced=self.fenced)
         try:
             with sync:
-                machine.made, machine.asked_to_stop = 0, False
+                machine.reports, machine.asked_to_stop = 0, False
                 machine.trains = partial(self.train, machine, sync.token, began)
                 machine.worker = self.process(machine.trains)
                 while not machine.asked_to_stop:
@@ -437,7 +437,7 @@ class OnABucket(TwoDrivers):
         ledger = sync.folder.path / LEDGER
         lines = ledger.read_bytes().splitlines() if ledger.exists() else []
         lines += [
-            json.dumps({"index": n, "by": machine.name}).encode() for n in range(len(lines) + 1, machine.made + 1)
+            json.dumps({"index": n, "by": machine.name}).encode() for n in range(len(lines) + 1, machine.reports + 1)
         ]
         ledger.write_bytes(b"".join(line + b"\n" for line in lines))
         sync._send(final=False)
@@ -465,7 +465,7 @@ class OnABucket(TwoDrivers):
             except FencedError:
                 return
             self.acknowledge(REPORTS, (folder / REPORTS).read_bytes().splitlines())
-            machine.made = len(read_reports(folder))
+            machine.reports = len(read_reports(folder))
 
 
 class OnABucketThatListsLate(OnABucket):
@@ -513,31 +513,31 @@ class OnAFolder(TwoDrivers):
         clock = self.clock(machine, process)
         record = FileLease(self.place, lambda _: process.point())
         try:
-            held = acquire(record, Lease(host=machine.name), clock=clock)
+            lease = acquire(record, Lease(host=machine.name), clock=clock)
         except DrivenError:
             return
-        folder = SweepFolder(self.place, guard=partial(self.write, process, record, held))
+        folder = SweepFolder(self.place, guard=partial(self.write, process, record, lease))
         try:
             add_to_ledger(folder, "continue")
             with folder.guard() as token:
                 ledger = Ledger(self.place / LEDGER, token)
-            machine.worker = self.process(lambda worker: self.train(worker, held.token, began))
+            machine.worker = self.process(lambda worker: self.train(worker, lease.token, began))
             while True:
                 clock.wait(5.0)
-                held.renew()
+                lease.renew()
                 process.point()
-                held.refuse_if_late()
+                lease.refuse_if_late()
                 number = 1 + max((line["number"] for line in ledger.lines), default=-1)
                 with folder.guard():
                     ledger.add("propose", number, params={"by": began})
-                    if self.token() == held.token:
+                    if self.token() == lease.token:
                         assert self.proposed.setdefault(number, began) == began, "two drivers proposed one trial"
         except (LeaseExpiredError, OvertakenError, DrivenError):
             return
 
     @contextmanager
-    def write(self, process: Process, record: FileLease, held: HeldLease) -> Iterator[int]:
-        with written_under(record, held) as token:
+    def write(self, process: Process, record: FileLease, lease: HeldLease) -> Iterator[int]:
+        with written_under(record, lease) as token:
             process.point()  # a pause between the check and the write
             yield token
 

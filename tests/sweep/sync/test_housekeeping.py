@@ -53,7 +53,7 @@ WEEK = 7 * 86_400.0
 def machines(s3, tmp_path, request):
     """The cluster as machines with caches of their own have it."""
 
-    def named(name):
+    def cluster_of(name):
         return Cluster(
             storage=f"s3://{BUCKET}/{request.node.name[:60]}",
             cache=str(tmp_path / name),
@@ -61,7 +61,7 @@ def machines(s3, tmp_path, request):
             worker_groups=1,
         )
 
-    return named
+    return cluster_of
 
 
 @pytest.fixture
@@ -190,13 +190,13 @@ def test_a_mirror_gives_up_what_it_has_not_used_and_the_bucket_has(stored):
     assert not list(mirror_removals(mirror, older_s=WEEK)), "all was used a moment ago"
     for note in (view.folder / ".seals").rglob("*.json"):
         os.utime(note, (time.time() - 2 * WEEK,) * 2)
-    sent = stores_of(mirror, read_prepared(folder.prepared))
-    used = mirror.path(sent[0])
+    stores = stores_of(mirror, read_prepared(folder.prepared))
+    used = mirror.path(stores[0])
     assert mirror.pull_package(mirror.key(used))
     assert evict(mirror, older_s=WEEK) > 0
-    left = {path for path in (view.folder / "stores").iterdir() if path.is_dir()}
-    assert {used, unsent} <= left, "what was used, and what nobody else has"
-    assert not {view.mirror.path(key) for key in sent} & left - {used}
+    folders = {path for path in (view.folder / "stores").iterdir() if path.is_dir()}
+    assert {used, unsent} <= folders, "what was used, and what nobody else has"
+    assert not {view.mirror.path(key) for key in stores} & folders - {used}
     assert not list(folder.path.glob("trials/*/checkpoints/0*"))
     candidate = find_candidate(folder.id, view.folder)
     view.download_checkpoint(folder, candidate.trial.number, candidate.report.index, candidate.prepared)
@@ -207,15 +207,15 @@ def test_what_a_driver_left_in_a_mirror_goes_once_its_sweep_does_not_run(stored)
     view, folder = stored
     cut_off = view.folder / PULLING / "x"
     draft = folder.trial(0) / "checkpoints" / ".000001.draft"
-    left = [folder.path / "train", folder.path / "tune", draft, cut_off]
-    for path in left:
+    leftovers = [folder.path / "train", folder.path / "tune", draft, cut_off]
+    for path in leftovers:
         path.mkdir(parents=True, exist_ok=True)
         (path / "file").write_bytes(b"1")
     with only_driver(folder):
-        assert {each.path for each in everything(view, older_s=NOW)} & set(left) == {cut_off}
+        assert {each.path for each in everything(view, older_s=NOW)} & set(leftovers) == {cut_off}
     assert not {draft, cut_off} & {each.path for each in everything(view, older_s=WEEK)}, "they are young"
     clean(view, older_s=NOW)
-    assert not [path for path in left if path.exists()]
+    assert not [path for path in leftovers if path.exists()]
 
 
 def test_a_node_gives_up_unused_copies_before_a_trial_if_the_cluster_says_so(stored, machines):
@@ -250,8 +250,8 @@ def test_the_command_cleans_a_bucket(stored, command, tmp_path):
     assert "the optimizer of a trial that has ended" in out
     assert set(view.mirror.store.entries()) == before
     out = command.prints("clean", "--older", "0", "--yes", "--json", "--cluster", cluster)
-    gone = {removal["path"] for removal in json.loads(out)}
-    assert before - set(view.mirror.store.entries()) == {key for key in gone if key.endswith(OPTIMIZER)}
+    paths = {removal["path"] for removal in json.loads(out)}
+    assert before - set(view.mirror.store.entries()) == {key for key in paths if key.endswith(OPTIMIZER)}
     assert not list(folder.path.glob("trials/*/checkpoints/0*")), "the mirror can bring them again"
 
 
@@ -289,7 +289,7 @@ def test_a_large_record_is_sent_at_intervals_and_at_the_end(machines, monkeypatc
     folder.path.mkdir(parents=True)
     ledger, small = folder.path / "results.jsonl", folder.path / "stage.json"
 
-    def sent(path):
+    def copy_of(path):
         return sync.mirror.store.read(f"sweeps/{folder.id}/{path.name}") or b""
 
     with DriverSync(cluster, folder) as sync:
@@ -297,9 +297,9 @@ def test_a_large_record_is_sent_at_intervals_and_at_the_end(machines, monkeypatc
             ledger.write_bytes(ledger.read_bytes() + b"x" * 2**20 if number else b"y" * 2**20)
             small.write_bytes(b"%d" % number)
             sync.wake()
-            wait_until(lambda number=number: sent(small).startswith(b"%d" % number))
-        assert len(sent(ledger)) < ledger.stat().st_size, "each MiB waits two seconds"
-    assert sent(ledger).startswith(ledger.read_bytes())
+            wait_until(lambda number=number: copy_of(small).startswith(b"%d" % number))
+        assert len(copy_of(ledger)) < ledger.stat().st_size, "each MiB waits two seconds"
+    assert copy_of(ledger).startswith(ledger.read_bytes())
 
 
 @contextmanager
@@ -362,7 +362,7 @@ def test_who_follows_a_busy_sweep_gets_what_is_new_and_lists_nothing(stored, mac
         with following(machines, folder, s3, monkeypatch) as (remote, door):
             looks = 0
 
-            def seen(fact):
+            def look(fact):
                 nonlocal looks
                 looks += 1
                 remote.refresh()
@@ -371,9 +371,9 @@ def test_who_follows_a_busy_sweep_gets_what_is_new_and_lists_nothing(stored, mac
             for number in range(40, 45):
                 train(number)
                 tell("propose", number, params={})
-                wait_until(lambda number=number: seen(lambda: number in log_of(remote.path).trials))
+                wait_until(lambda number=number: look(lambda: number in log_of(remote.path).trials))
                 tell("end", number, state="COMPLETE")
-                wait_until(lambda number=number: seen(lambda: log_of(remote.path).trials[number].end is not None))
+                wait_until(lambda number=number: look(lambda: log_of(remote.path).trials[number].end is not None))
             assert [(r.name, r.state, r.metrics) for r in leaderboard(remote)] == [
                 (r.name, r.state, r.metrics) for r in leaderboard(folder)
             ]
@@ -384,7 +384,7 @@ def test_who_follows_a_busy_sweep_gets_what_is_new_and_lists_nothing(stored, mac
             assert sum(door.answers) < 5 * reports + 1_500 * len(door.requests), "no ledger of half a megabyte"
             folder.set_state("stopped")
             sync.wake()
-            wait_until(lambda: seen(lambda: remote.state() == "stopped"))
+            wait_until(lambda: look(lambda: remote.state() == "stopped"))
             assert listings(door), "other records may be there"
 
 

@@ -113,9 +113,9 @@ def test_a_deletion_that_is_cut_short_counts_no_hour_twice(folder, cluster, monk
         patch.setattr(deletion, "remove_folder", lambda *_: (_ for _ in ()).throw(OSError(13, "Permission denied")))
         with pytest.raises(SweepError, match="cannot be removed"):
             delete(StorageView(cluster), folder)
-    assert [left.used for left in left_of(StorageView(cluster))] == [4.0]
+    assert [quota.used for quota in left_of(StorageView(cluster))] == [4.0]
     delete(StorageView(cluster), folder)
-    assert [left.used for left in left_of(StorageView(cluster))] == [4.0]
+    assert [quota.used for quota in left_of(StorageView(cluster))] == [4.0]
 
 
 def test_a_ledger_that_names_no_user_and_a_broken_line_count_for_nobody(folder):
@@ -152,25 +152,25 @@ def test_a_submit_above_the_quota_is_refused_in_one_line(folder, cluster, tiny_f
 def test_the_quota_of_one_user_is_not_spent_by_another(folder, cluster, monkeypatch):
     spend(folder, 10.5, "bob")
     view = StorageView(cluster)
-    assert [(left.user, left.used, left.by_system) for left in left_of(view)] == [(who(), 0.0, True)]
+    assert [(quota.user, quota.used, quota.by_system) for quota in left_of(view)] == [(who(), 0.0, True)]
     monkeypatch.setenv(ACTOR, "bob@laptop.example.org")
-    (left,) = left_of(view)
-    assert (left.user, left.used, left.by_system) == ("bob", 10.5, False)
-    assert "by the word of the job's sender alone" in str(left)
+    (quota,) = left_of(view)
+    assert (quota.user, quota.used, quota.by_system) == ("bob", 10.5, False)
+    assert "by the word of the job's sender alone" in str(quota)
 
 
 def test_a_deleted_sweep_gives_no_hours_back(folder, cluster, tmp_path, tiny_file):
     spend(folder, 4.0)
     delete(StorageView(cluster), folder)
-    assert [left.used for left in left_of(StorageView(cluster))] == [4.0]
+    assert [quota.used for quota in left_of(StorageView(cluster))] == [4.0]
     again = make_sweep(tmp_path, read_sweep(tiny_file))
     spend(again, 3.0, hour=5)
-    assert [left.used for left in left_of(StorageView(cluster))] == [7.0]
+    assert [quota.used for quota in left_of(StorageView(cluster))] == [7.0]
     delete(StorageView(cluster), again)
-    assert [left.used for left in left_of(StorageView(cluster))] == [7.0]
+    assert [quota.used for quota in left_of(StorageView(cluster))] == [7.0]
     (record,) = (tmp_path / "deleted").iterdir()
     record.write_text("[", encoding="utf-8")
-    assert [left.used for left in left_of(StorageView(cluster))] == [0.0]
+    assert [quota.used for quota in left_of(StorageView(cluster))] == [0.0]
 
 
 def test_plan_and_submit_say_what_is_left(folder, tmp_path, tiny_file, command):

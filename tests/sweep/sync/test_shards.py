@@ -80,7 +80,7 @@ class Machine:
         self.where = StorageLocation(uri=uri, cache=str(folder), timeout=20)
         self.mirror = Mirror(self.where)
         self.stores = self.mirror.folder / "stores"
-        self.came_back, self.made = 0, 0
+        self.came_back, self.rows = 0, 0
 
     def on_disk(self):
         return [path.name for path in self.stores.iterdir() if path.suffix != ".lock"]
@@ -96,7 +96,7 @@ class Machine:
             count, files = on_a_node(function, each, *packed, carrier.place(each))
             carrier.unpack(each, files)
             self.came_back += sum(map(len, files.values()))
-            self.made += count
+            self.rows += count
             yield count
 
     def cut_off(self, function, arguments, *, gpu=False):
@@ -129,7 +129,7 @@ def test_tasks_write_a_store_into_the_bucket_with_the_bytes_of_a_local_one(build
         assert [facts_of(store) for store in stores] == [facts_of(store) for store in local]
         assert not driver.on_disk(), "a record's facts are read alone"
         assert build(driver.stores, driver.run) == stores
-    assert driver.made == 2 * len(TEXTS), "a store that the bucket has is not built again"
+    assert driver.rows == 2 * len(TEXTS), "a store that the bucket has is not built again"
     for store, same in zip(stores, local, strict=True):
         assert node.mirror.pull_package(node.mirror.key(node.stores / store.name))
         assert files_in(node.stores / store.name) == files_in(same)
@@ -165,8 +165,8 @@ def test_another_machine_goes_on_with_the_shards_that_the_bucket_has(build, mach
     with other.shares_stores():
         build(other.stores, other.run)
     again = 0 if damage == "nothing" else 1
-    stored = len(TEXTS) * 2 - other.made
-    assert one.made - again * 16 <= stored <= one.made - again * 10
+    stored = len(TEXTS) * 2 - other.rows
+    assert one.rows - again * 16 <= stored <= one.made - again * 10
     for store in local:
         assert one.mirror.pull_package(f"stores/{store.name}")
         assert files_in(one.stores / store.name) == files_in(store)
@@ -199,16 +199,16 @@ def test_a_driver_that_finishes_a_store_while_another_does_leaves_it_whole(tmp_p
     """The other one finishes before this request of the first one."""
     uri, key = f"file://{tmp_path}/bucket", "stores/teacher-0123456789abcdef"
     one, other, third = (Mirror(StorageLocation(uri=uri, cache=str(tmp_path / name))) for name in ("a", "b", "c"))
-    mine, theirs = drafts(tmp_path, one, other, key)
+    draft, other_draft = drafts(tmp_path, one, other, key)
     tried, requests = one.store._tried, itertools.count()
 
-    def request(what, send):
+    def request(action, send):
         if next(requests) == number:
-            other.finish_package(key, *theirs)
-        return tried(what, send)
+            other.finish_package(key, *other_draft)
+        return tried(action, send)
 
     monkeypatch.setattr(one.store, "_tried", request)
-    one.finish_package(key, *mine)
+    one.finish_package(key, *draft)
     assert next(requests) > number
     assert third.pull_package(key)
     first = b"other" if number < 2 else b"first"  # the second request writes the manifest

@@ -58,7 +58,7 @@ def machine(tmp_path_factory):
     """The cluster as a machine with its own cache has it."""
     place = tmp_path_factory.mktemp("machines")
 
-    def named(name, **more):
+    def cluster_of(name, **more):
         return Cluster(
             cache=str(place / name),
             mlflow=f"sqlite:///{place}/mlflow.db",
@@ -66,7 +66,7 @@ def machine(tmp_path_factory):
             **{"storage": f"s3://{BUCKET}/{PREFIX}", "storage_timeout": 30.0, **more},
         )
 
-    return named
+    return cluster_of
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +118,11 @@ def test_the_bucket_holds_what_lasts_and_no_scratch(far, s3):
 def test_a_report_that_another_machine_makes_is_in_the_bucket(far, s3, machine):
     _, folder = far
     remote = StorageView(machine("reporter"))
-    written = write_report(remote.sweep("far"), remote)
-    assert s3.get(f"{PREFIX}/sweeps/{folder.id}/report.html") == written.path.read_bytes()
-    words = " ".join(written.path.read_text(encoding="utf-8").split())
+    report = write_report(remote.sweep("far"), remote)
+    assert s3.get(f"{PREFIX}/sweeps/{folder.id}/report.html") == report.path.read_bytes()
+    words = " ".join(report.path.read_text(encoding="utf-8").split())
     assert "evenly spread, before training and after report" in words, "it has the examples"
-    assert (StorageView(machine("reader")).sweep("far").path / "report.html").read_bytes() == written.path.read_bytes()
+    assert (StorageView(machine("reader")).sweep("far").path / "report.html").read_bytes() == report.path.read_bytes()
 
 
 def test_a_model_is_promoted_and_evaluated_from_other_machines(
@@ -231,8 +231,8 @@ def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_se
     assert sorted(ends(remote)) == [0, 1], "each trial ended once"
     for number in (0, 1):
         assert [report.index for report in read_reports(remote.trial(number))] == list(range(1, 11))
-    seen = StorageView(machine("looker")).sweep("chain")
-    assert leaderboard(seen) == leaderboard(remote)
+    copy = StorageView(machine("looker")).sweep("chain")
+    assert leaderboard(copy) == leaderboard(remote)
 
     (here.path / "results.jsonl").open("a").write('{"event": "report", "number": 7}\n')
     with DriverSync(one, here):
@@ -245,19 +245,19 @@ def test_a_driver_waits_for_a_reader_and_not_for_another_driver(far, machine, mo
     _, folder = far
     one = machine("one")
     monkeypatch.setattr(leased_folder, "LOCK_TIMEOUT_S", 0.2)
-    has, gone, answers = threading.Event(), threading.Event(), []
+    has, end, answers = threading.Event(), threading.Event(), []
     monkeypatch.setattr(leased_folder, "is_driven", lambda folder: answers.append(is_driven(folder)) or answers[-1])
 
     def look():
         with StorageView(one).mirror.lock(f"sweeps/{folder.id}"):
             has.set()
             wait_until(lambda: len(answers) > 2)
-        gone.set()
+        end.set()
 
     threading.Thread(target=look).start()
     has.wait()
     with DriverSync(one, folder), only_driver(folder):
-        assert gone.wait(PATIENCE_S)
+        assert end.wait(PATIENCE_S)
         assert not any(answers), "a reader is no driver"
         answers.clear()
         with pytest.raises(SweepError, match="is being run by"), DriverSync(one, folder):
@@ -312,8 +312,8 @@ def test_a_sweep_that_another_machine_took_over_is_that_ones_to_record(ray_clust
     assert states(folder) == ["running"], "and so is the trial"
     client = MlflowClient(one.mlflow)
     runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
-    mine = [run for run in runs if run.data.tags.get("babeltune.sweep") == folder.id]
-    assert {run.info.status for run in mine if "babeltune.baseline" not in run.data.tags} == {"RUNNING"}
+    sweep_runs = [run for run in runs if run.data.tags.get("babeltune.sweep") == folder.id]
+    assert {run.info.status for run in sweep_runs if "babeltune.baseline" not in run.data.tags} == {"RUNNING"}
 
 
 def test_a_lease_is_taken_by_the_takers_own_clock_once_its_holder_is_silent(far, s3, machine, monkeypatch):

@@ -180,14 +180,14 @@ def a_report(index, *, last=False):
 
 class TrialDispatcher:
     def __init__(self):
-        self.seen, self.asked = [], 0
+        self.reports, self.requests = [], 0
 
     def report(self, report):
-        self.seen.append(report)
+        self.reports.append(report)
         return True
 
     def stopped(self):
-        self.asked += 1
+        self.requests += 1
         return False
 
 
@@ -200,15 +200,15 @@ def test_training_goes_on_while_the_server_is_away_and_the_last_report_waits_for
     s3.door.shut()
     train(one, 1, {1})
     assert sending.report(a_report(1))
-    assert "cannot be" in dispatcher.seen[0].facts["unsent"]
+    assert "cannot be" in dispatcher.reports[0].facts["unsent"]
     train(one, 2, {1, 2})
     with pytest.raises(ObjectStoreError):
         sending.report(a_report(2, last=True))
-    assert [report.index for report in dispatcher.seen] == [1]
-    assert dispatcher.asked >= 2, "it waits, and does not hang"
+    assert [report.index for report in dispatcher.reports] == [1]
+    assert dispatcher.requests >= 2, "it waits, and does not hang"
     s3.door.open()
     assert sending.report(a_report(2, last=True))
-    assert dispatcher.seen[1] == a_report(2, last=True)
+    assert dispatcher.reports[1] == a_report(2, last=True)
     pull_trial(other, other.path(KEY))
     assert len(last_good(other.path(KEY))) == 2
 

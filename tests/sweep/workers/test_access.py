@@ -122,11 +122,11 @@ with local_ray(num_cpus=1):
     stranger = takes(ray.get_runtime_context().gcs_address, STRANGER)
     token = os.environ["RAY_AUTH_TOKEN"]
     files = [path for place in (Path.home(), session) for path in place.rglob("*") if path.is_file()]
-    held = [str(path) for path in files if token in path.read_text(errors="replace")]
+    copies = [str(path) for path in files if token in path.read_text(errors="replace")]
     arguments = [one.pid for one in processes if token in " ".join(one.cmdline())]
 print(json.dumps({
     "doors": sorted({door.removeprefix("::ffff:") for door in doors}), "mode": mode, "stranger": stranger,
-    "worker": worker, "held": held, "arguments": arguments, "left": session.parents[1].exists(), "metrics": metrics,
+    "worker": worker, "copies": copies, "arguments": arguments, "left": session.parents[1].exists(), "metrics": metrics,
     "token": os.environ.get("RAY_AUTH_TOKEN"),
 }))
 """
@@ -150,7 +150,7 @@ def test_other_users_find_no_token_no_port_and_no_folder_of_a_local_ray(tmp_path
     }
     assert programs <= {"monitor.py", "dashboard.py"}, "the agent's `/metrics` is off, as guarantees.md says"
     assert saw["stranger"] is False, "whatever the environment says"
-    assert (saw["mode"], saw["held"], saw["arguments"]) == ("0o700", [], [])
+    assert (saw["mode"], saw["copies"], saw["arguments"]) == ("0o700", [], [])
     path, tokenizers = saw["worker"]
     assert str(tmp_path / "stands") not in path
     assert "site-packages" in tokenizers
@@ -231,9 +231,9 @@ def test_a_driver_whose_own_ray_dies_ends_at_once_and_says_what_to_do(name):
 import psutil, threading
 from babeltune.sweep.workers.connection import local_ray
 with local_ray(num_cpus=1):
-    own = psutil.Process().children(recursive=True)
-    print(*(child.pid for child in own), flush=True)
-    next(child for child in own if child.name() == {name!r}).kill()
+    children = psutil.Process().children(recursive=True)
+    print(*(child.pid for child in children), flush=True)
+    next(child for child in children if child.name() == {name!r}).kill()
     threading.Event().wait()
 """
     noted = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -274,13 +274,13 @@ def test_a_cluster_that_wants_a_token_is_used(ray_cluster):
 
 
 def test_ray_does_not_take_the_signal_that_ends_a_command(monkeypatch):
-    mine = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(ray, "init", lambda **_: ray._private.utils.set_sigterm_handler(lambda *_: sys.exit(15)))
     for module, name in (("worker", "print_to_stdstream"), ("utils", "set_sigterm_handler")):
         holder = getattr(ray._private, module)  # what other tests' clusters use comes back
         monkeypatch.setattr(holder, name, getattr(holder, name))
     ray_internals.start(lambda _: None)
-    assert signal.getsignal(signal.SIGTERM) is mine
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 @pytest.mark.usefixtures("ray_cluster")

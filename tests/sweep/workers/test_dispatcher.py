@@ -12,8 +12,8 @@ LONG = 3600  # seconds, more than any step of these tests takes
 FINISHED, STOPPED = TrialEnd("finished"), TrialEnd("stopped")
 
 
-def assignment(**asked):
-    return TrialAssignment(folder="t", trial=asked).encode()
+def assignment(**fields):
+    return TrialAssignment(folder="t", trial=fields).encode()
 
 
 class Driver:
@@ -159,8 +159,8 @@ def test_a_report_waits_for_its_verdict_and_a_repeated_one_has_the_same():
         await others_go_on()
         assert not first.done()
         await dispatcher.stop("t")
-        left = await leave(dispatcher, FINISHED)
-        return await first, await again, left, await driver.next()
+        answer = await leave(dispatcher, FINISHED)
+        return await first, await again, answer, await driver.next()
 
     assert running(steps) == (False, False, True, STOPPED)
 
@@ -283,13 +283,13 @@ def test_ranks_that_cannot_hear_a_stop_are_let_go_and_their_group_is_replaced():
         await dispatcher.offer("t", assignment())
         await dispatcher.next("worker-group", "group")
         await dispatcher.stop("t")
-        left = asyncio.ensure_future(leave(dispatcher, FINISHED, world=2))
+        answer = asyncio.ensure_future(leave(dispatcher, FINISHED, world=2))
         await others_go_on()
         assert await dispatcher.abandon(LONG, []) == {}
         assert (await dispatcher.stopped("t")).stopped, "as often as it asks and does not end"
         assert await dispatcher.abandon(0, []) == {"worker-group": "t"}
         late = await leave(dispatcher, FINISHED, rank=1, world=2)
-        return await left, late
+        return await answer, late
 
     assert running(steps) == (False, False)
 
@@ -356,14 +356,14 @@ def test_a_group_that_shall_be_new_restarts_between_trials_only():
         await dispatcher.offer("t", assignment())
         await dispatcher.next("worker-group", "old")
         await dispatcher.renew("worker-group")
-        left = await leave(dispatcher, FINISHED)
+        answer = await leave(dispatcher, FINISHED)
         await dispatcher.offer("u", assignment())
         again = await dispatcher.next("worker-group", "new")
         second = await leave(dispatcher, FINISHED, trial="u")
         idle = asyncio.ensure_future(dispatcher.next("worker-group", "new"))
         await others_go_on()
         await dispatcher.renew("worker-group")
-        return left, again.trial, second, (await idle).kind
+        return answer, again.trial, second, (await idle).kind
 
     assert running(steps) == (False, "u", True, "renew")
 

@@ -181,9 +181,9 @@ def test_a_trial_function_that_cannot_be_loaded_is_an_error_and_nothing_stays_be
 
 
 def left_behind():
-    held = ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
+    cpus = ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
     names = ray.util.list_named_actors(all_namespaces=True)
-    return groups_held(), held, [n for n in names if n["name"].startswith("dispatcher-")]
+    return groups_held(), cpus, [n for n in names if n["name"].startswith("dispatcher-")]
 
 
 def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_cluster, tmp_path, pool):
@@ -236,15 +236,15 @@ def test_a_worker_that_hangs_is_replaced_and_its_trial_goes_on(room, tmp_path, m
 
 def follow_and_mend(pool, name):
     """As a search does; the last report and how the trial ended."""
-    seen = 0
+    index = 0
     while True:
         while (message := pool.dispatcher.take(name)) is None:
             pool.dispatcher.receive(0.2)
             pool.mend()
         if isinstance(message, EndMessage):
-            return seen, message.end
-        seen = message.report.index
-        pool.dispatcher.go_on(name, seen)
+            return index, message.end
+        index = message.report.index
+        pool.dispatcher.go_on(name, index)
 
 
 @pytest.mark.long

@@ -26,7 +26,7 @@ def test_the_store_of_the_ranks_listens_on_its_address_alone():
 )
 def test_ranks_of_one_node_meet_on_loopback_and_others_at_the_address_of_rank_0(nodes, host, monkeypatch):
     monkeypatch.setattr("ray.get", lambda *_, **__: None)
-    group = Mock(__len__=lambda _: 2, execute=lambda what: nodes if what is _node else [False, False])
+    group = Mock(__len__=lambda _: 2, execute=lambda function: nodes if function is _node else [False, False])
     group.execute_single.return_value = 29500
     _ProcessGroup().on_start(group, Mock())
     group.execute_single.assert_called_once_with(0, _open_store, host)
