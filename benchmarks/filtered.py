@@ -58,10 +58,12 @@ def table(record: Mapping[str, Any]) -> str:
     """BLEU of each encoder and number of tokens, as Markdown."""
     if not record["rows"]:
         return "Not measured.\n"
-    lines = [f"| ranked by | {' | '.join(f'{size:,} tokens' for size in SIZES)} |", f"| --- |{' --: |' * len(SIZES)}"]
+    titles = [*(f"{size:,} tokens" for size in SIZES), "best size"]
+    lines = [f"| ranked by | {' | '.join(titles)} |", f"| --- |{' --: |' * len(titles)}"]
     for name, row in record["rows"].items():
-        cells = [f"{subset['bleu']:.1f}" for subset in row["subsets"]]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        scores = [subset["bleu"] for subset in row["subsets"]]
+        best = SIZES[max(range(len(scores)), key=scores.__getitem__)]
+        lines.append(f"| {name} | {' | '.join(f'{score:.1f}' for score in scores)} | {best:,} |")
     return "\n".join(lines) + "\n"
 
 

@@ -66,6 +66,15 @@ CARE = """\
 * A start and a teacher are trained once, so an interval over seeds holds for this start."""
 EDGE = "The best rate is an edge of what was searched in {} of {} rows."
 FAILED = "## Where the order fails"
+SWEEPS = {
+    "mao_dims": "dimension_reduction",
+    "chen": "ml_ctl",
+    "li": "bilingual_aligner",
+    "mao": "lealla",
+    "park": "soft_contrastive_grid",
+    "tan": "laser3_co",
+}
+"""The sweep file at the paper's scale, by how a table's name begins."""
 
 
 def page(record: Record, others: Iterable[Record] = ()) -> str:
@@ -84,6 +93,10 @@ def page(record: Record, others: Iterable[Record] = ()) -> str:
     parts = [f"# {record['title']}", f"{record['paper']} `{record['command']}` writes this page."]
     if record["budget"]:
         parts.append(f"The paper's budget: {record['budget']}")
+        sweep = next(sweep for begin, sweep in SWEEPS.items() if record["name"].startswith(begin))
+        parts.append(
+            f"At that scale, on a cluster: `babeltune submit search_spaces/papers/{sweep}.yaml --cluster FILE`"
+        )
     parts.append(f"Ours: {ours}")
     if "uses" in record:
         parts += [CHOICE, CHOOSING, choices_of(record), *advice_on(record), record["limits"]]
