@@ -106,13 +106,13 @@ def _pairs(file: Path, task: Task, language: str, content: hashlib._Hash, refusa
         if label == UNDECIDED:
             refusals.refuse(place, Fault("no gold label", f"{label!r}, where the annotators did not agree", "unused"))
             continue
-        yield (left, right), (plural(SPELLED.get(label, label), task, place),)
+        yield (left, right), (label_number(SPELLED.get(label, label), task, place),)
     if languages and not matched:
         offered = f"{', '.join(sorted(languages))}{nearest(language, languages)}"
         raise DataError(f"{file} has no rows of language {language!r}; languages: {offered}")
 
 
-def plural(label: str, task: Task, place: str) -> int:
+def label_number(label: str, task: Task, place: str) -> int:
     """A label's number. Raises `DataError` for one that the task does not have."""
     labels = LABELS[task]
     if label not in labels:
@@ -153,7 +153,7 @@ def _tagged(file: Path, task: Task, content: hashlib._Hash, refusals: Refusals) 
         if isinstance(words, Broken):
             refusals.refuse(f"{file}:{words.line}", words.fault)
         elif words:
-            numbers = tuple(plural(tag, task, f"{file}:{line}") for line, _, tag in words)
+            numbers = tuple(label_number(tag, task, f"{file}:{line}") for line, _, tag in words)
             yield tuple(form for _, form, _ in words), numbers
 
 

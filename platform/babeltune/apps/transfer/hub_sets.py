@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from babeltune.apps.transfer.formats import TAGGED, Examples, LabelledRows, Task, collected, plural
+from babeltune.apps.transfer.formats import TAGGED, Examples, LabelledRows, Task, collected, label_number
 from babeltune.data.arrow_readers import load_dataset
 from babeltune.data.file_readers import Fault
 from babeltune.data.sources import Refusals
@@ -99,7 +99,7 @@ def _examples(
             refusals.refuse(here, fault)
             continue
         words = [names[each] if names else str(each) for each in labels]
-        yield tuple(inputs), tuple(plural(word, hub_set.task, here) for word in words)
+        yield tuple(inputs), tuple(label_number(word, hub_set.task, here) for word in words)
 
 
 def fault_of(inputs: Any, labels: Any, row: Mapping[str, object], *, tagged: bool) -> Fault | None:
