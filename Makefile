@@ -121,7 +121,7 @@ layers:
 	@$(BIN)/lint-imports --no-logo
 
 # Only an issue raises the budget.
-LINES := 63641
+LINES := 63748
 lines:
 	@count=$$(find platform methods -name '*.py' -exec cat {} + | wc -l); test $$count -le $(LINES) || \
 	  { echo "platform and methods have $$count lines, and the budget is $(LINES): delete what a change replaces"; exit 1; }

@@ -7,6 +7,7 @@ translations. A table says how near translations are to one another, and how nea
 from __future__ import annotations
 
 import argparse
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from babeltune.errors import BabeltuneError
 from babeltune.evaluation.projection import cosines, in_plane
+from babeltune.models.hub import open_model
 from benchmarks.noisy_text import rows_of
 from benchmarks.tables.drawing import panels
 from benchmarks.tables.verdict import table_of
@@ -85,12 +88,10 @@ def draw_words(sides: Mapping[str, tuple[Side, Side]], words: Sequence[Sequence[
 
 def maps(kind: str, texts: Sequence[Sequence[str]], models: Mapping[str, str], picture: Path) -> str:
     """Draws the map of these models, and returns the table of nearness as Markdown."""
-    from sentence_transformers import SentenceTransformer
-
     vectors: Any = token_vectors if kind == "tokens" else text_vectors
     sides = {}
     for name, folder in models.items():
-        model = SentenceTransformer(folder, device="cpu")
+        model = open_model(folder)
         sides[name] = (vectors(model, texts[0]), vectors(model, texts[1]))
     if kind == "tokens":
         draw_tokens(sides, picture)
@@ -114,7 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     texts = list(zip(*rows_of(options.text, options.columns.split(","))[: options.rows], strict=True))
     models = {name: model for name, _, model in (word.partition("=") for word in options.models)}
-    print(maps(options.kind, texts, models, options.out))
+    try:
+        print(maps(options.kind, texts, models, options.out))
+    except BabeltuneError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -127,7 +127,8 @@ def sweep_file() -> str:
     lead = (
         "A sweep file is YAML. The first table below has its sections. `--set KEY=VALUE` changes one key: "
         "`--set training.pairs=50000`. `--with FILE` takes sections from another file. A section `data` there replaces "
-        "all of `data`. The key `data.test` replaces only that list, and `data.test+` adds to it."
+        "all of `data`. The key `data.test` replaces only that list, and `data.test+` adds to it. `parameters+` adds "
+        "to the settings that are searched."
     )
     return record_page("Sweep file", lead, Sweep)
 

@@ -39,6 +39,11 @@ def test_a_map_has_a_panel_and_a_row_for_each_model(kind, model, tmp_path, capsy
     assert (">Cat</text>" in drawn) == (kind == "words")
 
 
+def test_a_model_that_is_not_there_is_an_error_of_one_line(tmp_path):
+    with pytest.raises(SystemExit, match=r"^error: .*nosuch"):
+        vector_maps.main(["words", str(WORDS), f"before={tmp_path / 'nosuch'}", "--columns", "eng,zho"])
+
+
 @pytest.mark.usefixtures("one_thread", "offline")
 def test_special_tokens_have_no_vector_on_the_map(model):
     from sentence_transformers import SentenceTransformer

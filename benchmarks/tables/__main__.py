@@ -100,7 +100,11 @@ def show_plan(table: Table, cluster: str | None) -> None:
         print(f"{sweep.name}: {sweep.budget.trials} trials of {sweep.training.pairs:,} pairs, {cost}", flush=True)
     models = len(table.rows) * len(table.seeds) + 1
     beside = f", besides {unknown} sweeps that cannot be planned yet" if unknown else ""
-    print(f"in all about {total:.0f} s of one worker{beside}, and {models} models scored on the sealed sets")
+    cost = f"about {total:.0f} s of one worker" if total else "no time is known yet"
+    print(f"in all {cost}{beside}, and {models} models scored on the sealed sets")
+    for earlier in read_records(ROOT):
+        if earlier["name"] == table.name:
+            print(f"the page in docs/tables took {earlier['run']['cpu_seconds'] / 3600:.2f} CPU hours")
 
 
 def with_commit(record: Record, root: Path = ROOT) -> Record:

@@ -109,6 +109,18 @@ def test_filter_ranks_by_margins_between_two_models_and_names_both(run, place, t
     assert eng[ranked[0]] in first
 
 
+def test_filter_warns_of_exchanged_columns(command, here, tmp_path):
+    rows = [row.split("\t") for row in (here / "pairs.tsv").read_text(encoding="utf-8").splitlines()]
+    turned = [*(f"{eng}\t{fra}\n" for fra, eng in rows[:16]), *(f"{fra}\t{eng}\n" for fra, eng in rows[16:])]
+    (tmp_path / "turned.tsv").write_text("".join(turned), encoding="utf-8")
+    options = ("--tokens", "60", "--k", K, "--out", tmp_path / "out")
+    code, _, err = command("filter", tmp_path / "turned.tsv", "model", *options)
+    assert code == 0, err
+    assert "most sources are English and are left out; if the columns are exchanged, give --columns" in " ".join(
+        err.split()
+    )
+
+
 def evaluated(command, *arguments):
     out = command.prints("evaluate", *arguments, "--json")
     return json.loads(out)

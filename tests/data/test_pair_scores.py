@@ -228,9 +228,9 @@ def test_a_trial_trains_on_the_pairs_that_pass_and_says_how_many_it_leaves_out(s
     assert "pairs_left_out" not in plain[0].facts
     nothing = replace(trial, sampling=Sampling(least_margin=1e9))
     fitted = replace(nothing, config={**nothing.config, "teacher_temperature": "auto"})
-    with pytest.raises(MethodError, match=r"no threshold of data\.sampling leaves out"):
+    with pytest.raises(MethodError, match=r"data\.sampling leaves \(least_margin 1000000000\.0\); give other"):
         fit_temperatures(fitted, prepared)
-    with pytest.raises(TrainingError, match=r"no threshold of data\.sampling leaves out"):
+    with pytest.raises(TrainingError, match=r"data\.sampling leaves \(least_margin 1000000000\.0\); give other"):
         trained(replace(trial, sampling=Sampling(least_margin=1e9)), prepared, tmp_path / "none")
 
 

@@ -294,12 +294,25 @@ def test_an_overlay_changes_a_part_of_a_section_or_adds_to_a_list(tmp_path):
     assert [task.name for task in only.data.test] == ["only"]
 
 
+def test_an_overlay_adds_settings_to_those_that_are_searched(tmp_path):
+    path = written(tmp_path)
+    before = read_sweep(path).parameters
+    more = written(tmp_path, "parameters+:\n  seed: {int: [0, 9]}\n", "more.yaml")
+    assert list(read_sweep(path, overlays=[more]).parameters) == [*before, "seed"]
+    wrong = written(tmp_path, "parameters+:\n  seed: {int: [0, 9]}\n  sead: {int: [0, 9]}\n", "wrong.yaml")
+    with pytest.raises(SpecError, match=r"wrong\.yaml:3: parameters\.sead"):
+        read_sweep(path, overlays=[wrong])
+    of_list = written(tmp_path, "parameters+: [seed]\n", "list.yaml")
+    with pytest.raises(SpecError, match=r"list\.yaml:1: parameters\+: .* .* adds to a list or a section"):
+        read_sweep(path, overlays=[of_list])
+
+
 @pytest.mark.parametrize(
     ("overlay", "words"),
     [
         ("training.pears: 7", "more.yaml:1: training.pears: unknown key"),
         ("data.test+: [{name: late}]", "more.yaml:1: data.test.{}.source: this key is missing"),
-        ("data.test+: late", "more.yaml:1: data.test+: 'late' is not possible; a key that ends in + adds a list"),
+        ("data.test+: late", "more.yaml:1: data.test+: 'late' is not possible; a key that ends in + adds to a list"),
         ("training.pairs+: [1]", "more.yaml:1: training.pairs+: 1000 is not possible; a key that ends in +"),
         ("data.tset+: [1]", "more.yaml:1: data.tset: unknown key 'tset'"),
         ("nothing.here: 1", "more.yaml:1: nothing.here: there is no section 'nothing' to change; give the whole"),

@@ -149,7 +149,7 @@ def test_only_the_pairs_that_are_named_take_part():
     every = Schedule(DrawnPairs(groups, weights, only=np.arange(90)), Sampling(), **settings)
     plain = Schedule(DrawnPairs(groups, weights), Sampling(), **settings)
     assert all(np.array_equal(every.rows(step), plain.rows(step)) for step in range(len(plain)))
-    with pytest.raises(TrainingError, match="two training pairs that the method can use and no threshold"):
+    with pytest.raises(TrainingError, match=r"two training pairs that the method can use; give data\.train"):
         Schedule(DrawnPairs(groups, weights, only=np.array([1, 40])), Sampling(), **settings)
 
 

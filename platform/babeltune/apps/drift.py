@@ -8,7 +8,7 @@ import numpy as np
 
 from babeltune.apps.mining.sentences import read_sentences
 from babeltune.data.prepared import read_prepared
-from babeltune.errors import DataError
+from babeltune.errors import DataError, plural
 from babeltune.promotion.drift import FEWEST, SAMPLE, Drift, Profile, drifts, read_profile, sample_of, training_sample
 from babeltune.promotion.evaluate import weights_of
 from babeltune.promotion.model_names import sweep_of, trial_of
@@ -32,7 +32,7 @@ class Queries:
         with TemporaryDirectory() as spill:
             sentences, _ = read_sentences(path, Path(spill) / "text", self.codec, self.column)
             if len(sentences) < FEWEST:
-                words = f"{path} has {len(sentences)} different texts"
+                words = f"{path} has {plural(len(sentences), 'different text')}"
                 raise DataError(f"{words}, and drift is looked for in {FEWEST} or more; collect more of them")
             places = np.random.default_rng(0).permutation(len(sentences))[:SAMPLE]
             return [sentences[int(place)] for place in places]

@@ -27,6 +27,8 @@ from babeltune.errors import SpecError
 from babeltune.stages import READING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from babeltune.apps.filtering.filter import Filtered
 
 
@@ -98,12 +100,19 @@ def filter_(
             MiningSettings(k=k, margin=margin),
             translation,
         )
-    warn(
-        f"{row.limit} target tokens were asked for and all that is left has {row.tokens}"
-        for row in report.subsets
-        if row.pairs == report.ranked and row.tokens < row.limit
-    )
+    warn(doubts(report))
     say(report, as_json, lambda: show(report))
+
+
+def doubts(report: Filtered) -> Iterator[str]:
+    """What was probably not meant."""
+    from babeltune.apps.filtering.select import ENGLISH_SOURCE
+
+    for row in report.subsets:
+        if row.pairs == report.ranked and row.tokens < row.limit:
+            yield f"{row.limit} target tokens were asked for and all that is left has {row.tokens}"
+    if 2 * report.dropped.get(ENGLISH_SOURCE, 0) > int(report.pairs["read"]):
+        yield "most sources are English and are left out; if the columns are exchanged, give --columns TARGET,SOURCE"
 
 
 SIZE = re.compile(r"0{0,9}[1-9][0-9]{0,17}")  # a number of tokens, below 10^18

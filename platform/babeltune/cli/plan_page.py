@@ -90,7 +90,8 @@ def _first(parts: Sequence[str], most: int, noun: str) -> str:
 def _data_words(report: PlanReport) -> str:
     groups = sorted(report.pairs.items(), key=lambda item: -item[1])
     by_languages = _first([f"{name} {count:,}" for name, count in groups], MOST_GROUPS, " language pairs")
-    return f"{plural(report.total_pairs, 'pair')} of {plural(report.anchors, 'anchor')}: {by_languages}"
+    left = "" if report.pairs_left is None else f"; the mildest thresholds leave {report.pairs_left:,}"
+    return f"{plural(report.total_pairs, 'pair')} of {plural(report.anchors, 'anchor')}: {by_languages}{left}"
 
 
 def _language_words(report: PlanReport, sweep: Sweep) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from babeltune.data.prepared import Prepared
+
+    ScoresOf = Callable[[str], NDArray[Any]]
+    """The scores [pairs] for a threshold."""
 
 WORD_SCORES = "word_scores.npy"
 """The file beside `spans.npy` and `words.npy` [samples, 2]: the cosine of each word and its translation, and about how
@@ -52,12 +55,25 @@ def passing_words(words: Path, sampling: Sampling) -> NDArray[np.integer]:
 
 def passing(prepared: Prepared, sampling: Sampling, only: NDArray[np.int64] | None = None) -> NDArray[np.int64] | None:
     """The pairs, of these, that no threshold leaves out; None if all take part."""
-    for name, threshold in thresholds(sampling).items():
-        scores = np.load(score_file(Path(prepared.folder), name), mmap_mode="r")
+    folder = Path(prepared.folder)
+    return within_limits(
+        lambda name: np.load(score_file(folder, name), mmap_mode="r"),
+        prepared.pair_groups(),
+        thresholds(sampling),
+        only,
+    )
+
+
+def within_limits(
+    scores_of: ScoresOf, groups: NDArray[np.integer], limits: Mapping[str, float], only: NDArray[np.int64] | None = None
+) -> NDArray[np.int64] | None:
+    """The pairs, of these, that none of the limits leaves out; None if all take part. groups: [pairs] the language pair
+    of each."""
+    for name, threshold in limits.items():
+        scores = scores_of(name)
         some = scores if only is None else rows_at(scores, only)
         if name == MOST_PAIRS:
-            groups = prepared.pair_groups() if only is None else rows_at(prepared.pair_groups(), only)
-            passed = _first_of_each(some, groups, int(threshold))
+            passed = _first_of_each(some, groups if only is None else rows_at(groups, only), int(threshold))
         else:
             passed = np.flatnonzero(some >= threshold if name.startswith("least") else some <= threshold)
         only = passed if only is None else only[passed]

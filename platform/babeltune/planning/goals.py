@@ -64,7 +64,7 @@ def goal_problems(sweep: Sweep) -> Iterator[Problem]:
         words = f"is not a portfolio; allowed: {', '.join(all_portfolios) or 'none'}{nearest(name, all_portfolios)}"
         yield ("sampler", "first_points"), f"{name!r} {words}"
     elif not portfolio_points(sweep):
-        yield ("sampler", "first_points"), f"{name!r} has none of the searched parameters; remove it"
+        yield ("sampler", "first_points"), f"{name!r} has none of the searched parameters; remove it, or set it to null"
 
 
 def _turned(index: int, objective: Objective, *, low: bool) -> Iterator[Problem]:

@@ -5,15 +5,18 @@ The stores themselves are built by `data.prepare`, which knows nothing of method
 import itertools
 from pathlib import Path
 
+import numpy as np
+
 from babeltune.data import prepare as stores
 from babeltune.data.arrays import scratch_in
 from babeltune.data.corpus import Corpus
 from babeltune.data.prepare import PreparationInputs, Requirements
 from babeltune.data.prepared import Prepared
 from babeltune.data.shards import RunShards, run_here
-from babeltune.data.thresholds import THRESHOLDS, thresholds
+from babeltune.data.thresholds import THRESHOLDS, score_file, thresholds
 from babeltune.planning.space import possible_needs, preparations
 from babeltune.planning.sweep_file import data_root
+from babeltune.planning.thresholds import pairs_left
 from babeltune.schema.records import Sweep
 from babeltune.stages import Progress, no_progress
 
@@ -59,6 +62,8 @@ def prepare(
     run_shards: RunShards = run_here,
     progress: Progress = no_progress,
 ) -> Prepared:
-    """`data.prepare.prepare` of this sweep."""
+    """`data.prepare.prepare` of this sweep. Raises `SpecError` also if its thresholds leave no trial enough pairs."""
     with scratch_in(storage / "stores"):
-        return stores.prepare(inputs_of(sweep), storage, corpus=corpus, run_shards=run_shards, progress=progress)
+        prepared = stores.prepare(inputs_of(sweep), storage, corpus=corpus, run_shards=run_shards, progress=progress)
+    pairs_left(sweep, prepared.pair_groups(), lambda name: np.load(score_file(Path(prepared.folder), name)))
+    return prepared

@@ -191,7 +191,7 @@ def _refuse_cluster(file: Path, document: Document, kind: str) -> None:
 
 
 def _overlay(document: Document, overlay: Document) -> None:
-    """Replaces whole sections, or with a key such as `data.test` a part of one. With `data.test+` it adds to a list."""
+    """Replaces whole sections, or with a key such as `data.test` a part of one. With `data.test+` it adds to that."""
     for key, value in overlay.values.items():
         places = {old[1:]: place for old, place in overlay.places.items() if old[0] == key}
         parts = tuple(key.removesuffix(ADDS).split("."))
@@ -205,15 +205,18 @@ def _overlay(document: Document, overlay: Document) -> None:
 
 
 def _add(document: Document, overlay: Document, key: Key, value: JsonValue, places: Mapping[Key, str]) -> None:
-    """Adds an overlay's list to the end of the document's, which may be absent."""
+    """Adds an overlay's list to the end of the document's, or its keys to a section's; the document's may be absent."""
     present = document.get(key)
-    before = [] if present is None else present
-    if not isinstance(value, list) or not isinstance(before, list):
-        wrong = value if isinstance(before, list) else before
-        words = f"{describe(wrong)} is not possible; a key that ends in {ADDS} adds a list to a list"
+    before = present if present is not None else {} if isinstance(value, dict) else []
+    if not isinstance(before, list | dict) or type(value) is not type(before):
+        wrong = value if isinstance(before, list | dict) else before
+        words = f"{describe(wrong)} is not possible; a key that ends in {ADDS} adds to a list or a section"
         raise SpecError(overlay.error((f"{dotted(key)}{ADDS}",), words))
     all_places: dict[Key, str] = {(): places[()]}
     all_places |= {old[len(key) :]: where for old, where in document.places.items() if old[: len(key)] == key}
+    if isinstance(before, dict) and isinstance(value, dict):
+        document.put(key, before | value, all_places | dict(places))
+        return
     for index in range(len(value)):
         inside = {old[1:]: where for old, where in places.items() if old[:1] == (index,)}
         all_places |= {(len(before) + index, *rest): where for rest, where in inside.items()}

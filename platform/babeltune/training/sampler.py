@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from babeltune.data.arrays import histogram, rows_at
+from babeltune.data.thresholds import thresholds
 from babeltune.errors import TrainingError
 from babeltune.training.epochs import DrawnPairs, streams_of
 
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 BLOCK = 1 << 14  # steps that are drawn at a time
 
 
-def with_negatives(rows: Sequence[int], of: str = "") -> list[int]:
+def with_negatives(rows: Sequence[int], of: str = "", todo: str = "give data.train more rows") -> list[int]:
     """The groups of at least two rows, by the rows of each. `TrainingError` if no group has two."""
     present = [group for group, count in enumerate(rows) if count > 1]
     if not present:
-        raise TrainingError(f"no language pair has two training pairs{of}; give data.train sources with more rows")
+        raise TrainingError(f"no language pair has two training pairs{of}; {todo}")
     return present
 
 
@@ -75,9 +76,11 @@ class Schedule:
     def __init__(
         self, pairs: DrawnPairs, sampling: Sampling, *, global_batch: int, total_pairs: int, seed: int
     ) -> None:
-        of = " that the method can use and no threshold of data.sampling leaves out" if pairs.only is not None else ""
+        words = [" that the method can use"] if pairs.only is not None else []
+        if limits := ", ".join(f"{name} {limit}" for name, limit in thresholds(sampling).items()):
+            words = [f" that the method can use and that data.sampling leaves ({limits})", "give other thresholds"]
         groups = pairs.groups if pairs.only is None else rows_at(pairs.groups, pairs.only)
-        self.streams = streams_of(pairs, with_negatives(histogram(groups).tolist(), of), seed)
+        self.streams = streams_of(pairs, with_negatives(histogram(groups).tolist(), *words), seed)
         batch = min(global_batch, len(pairs))
         rows = [stream.size for stream in self.streams]
         self.counts = batch_counts(rows, sampling, global_batch=batch, total_pairs=total_pairs, seed=seed)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ENGLISH = "en"
+ENGLISH_SOURCE = "English source"  # why a pair is left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ def without_english(pairs: CandidatePairs, among: Sequence[str] | None) -> tuple
     """The pairs whose source is not English, and how many sources were taken for which language, commonest first.
     `among`: the languages that a source can be in."""
     languages = language_id.likeliest(pairs.source, among)
-    without = pairs.only([language != ENGLISH for language in languages], "English source")
+    without = pairs.only([language != ENGLISH for language in languages], ENGLISH_SOURCE)
     return without, dict(Counter(languages).most_common())
 
 

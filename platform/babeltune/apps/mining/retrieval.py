@@ -18,7 +18,7 @@ from babeltune.apps.mining.mine import Encoding, embed_sides, whole_file, workin
 from babeltune.apps.mining.resumable_search import ResumableSearch, one_way_resumable
 from babeltune.apps.mining.sentences import NONE, Lines, Sentences, read_gold, read_lines
 from babeltune.apps.mining.tiles import Precision
-from babeltune.errors import DataError
+from babeltune.errors import DataError, plural
 from babeltune.evaluation.knn import Neighbours
 from babeltune.files import check_place
 
@@ -102,7 +102,8 @@ def gold_of(
     path, candidates, candidate_of = among
     lines = read_gold(gold, codec)
     if len(lines) != len(query_of):
-        raise DataError(f"{gold} has {len(lines)} lines and the queries {len(query_of)}; give one line for each query")
+        words = f"{gold} has {plural(len(lines), 'line')} and the queries {len(query_of)}"
+        raise DataError(f"{words}; give one line for each query")
     numbered = [(number, lines[number - 1]) for number in range(1, len(lines) + 1) if query_of[number - 1] != NONE]
     right = []
     for number, text in numbered:
