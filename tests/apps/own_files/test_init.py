@@ -18,7 +18,7 @@ import pytest
 
 from babeltune.apps.own_files.init import InitOptions, init
 from babeltune.apps.own_files.languages import alpha3, code_in
-from babeltune.apps.own_files.proposal import MachineFacts
+from babeltune.apps.own_files.proposal import MachineFacts, teacher_of
 from babeltune.apps.own_files.rows import collect, source_of
 from babeltune.apps.own_files.tables import read_table
 from babeltune.cli.own_files import columns_of
@@ -767,3 +767,10 @@ def test_a_memory_of_one_unit_that_is_too_long_says_so(make):
     (make.folder / "a.tmx").write_text(f'<tmx version="1.4"><header/><body>{unit}</body></tmx>', encoding="utf-8")
     with pytest.raises(DataError, match=r"1 of 1 units are broken \(1 too long\)"):
         make("a.tmx")
+
+
+def test_the_bundled_teacher_refuses_other_languages_and_names_codes_that_are_none():
+    with pytest.raises(DataError, match=r"your text is in fra, zzq \(zzq: no code of ISO 639\); name a teacher"):
+        teacher_of(None, ["fra", "zzq"], [])
+    with pytest.raises(DataError, match=r"your text is in fra, deu; name a teacher"):
+        teacher_of(None, ["fra", "deu"], [])

@@ -8,7 +8,7 @@ from babeltune.apps.own_files.splits import LanguageSet
 from babeltune.errors import DataError
 from babeltune.models.hub import baseline_row
 from babeltune.planning.rules import can_be_row
-from babeltune.schema.languages import by_priority, known_by
+from babeltune.schema.languages import by_priority, known_by, meaning
 from babeltune.schema.records import Teacher
 
 LARGE = 20_000
@@ -63,9 +63,9 @@ def teacher_of(model: str | None, languages: Sequence[str], knows: Sequence[str]
     if model is None:
         if not english:
             words = f"the bundled teacher knows English, and your text is in {', '.join(languages)}"
-            todo = (
-                "name a teacher that knows one of these: --teacher sentence-transformers/LaBSE, or the folder of one; "
-            )
+            strange = [language for language in languages if not meaning(language).is_language]
+            words += f" ({', '.join(strange)}: no code of ISO 639)" if strange else ""
+            todo = "name a teacher that knows one of these: --teacher sentence-transformers/LaBSE, or a folder; "
             todo += "a language that is misread is named with --columns eng=COLUMN,fra=COLUMN"
             raise DataError(f"{words}; {todo}")
         return Teacher(languages=tuple(english))
