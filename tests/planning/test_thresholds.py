@@ -21,7 +21,7 @@ CROSSED = (
 )
 
 
-def test_the_mildest_value_is_the_end_of_a_range_that_leaves_out_least_or_the_files_own(tiny_file):
+def test_the_mildest_value_of_a_range_is_the_end_that_leaves_out_least(tiny_file):
     searched = (
         "parameters.data.sampling.least_characters={int: [3, 9]}",
         "parameters.data.sampling.most_symbols={choice: [0.2, 0.6, 0.4]}",
