@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import requests
@@ -91,11 +92,14 @@ class Door:
 
 
 def started(port: int, *command: str) -> subprocess.Popen[bytes]:
-    """A Python module that serves, once it listens at this port."""
-    process = subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """A Python module (`-m NAME`) or file that serves, once it listens at this port."""
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(lambda: listens(port) or process.poll() is not None)
     assert process.poll() is None, f"{command[0]} ended with {process.poll()}"
     return process
+
+
+SERVER = str(Path(__file__).with_name("moto_at_once.py"))
 
 
 class S3:
@@ -106,7 +110,7 @@ class S3:
     def __init__(self, port: int) -> None:
         """`port` is the door's, which `AWS_ENDPOINT_URL` names."""
         inner = free_port()
-        self.process = started(inner, "moto.server", "-H", "127.0.0.1", "-p", str(inner))
+        self.process = started(inner, SERVER, "-H", "127.0.0.1", "-p", str(inner))
         self.door = Door(port, inner)
         self.door.open()
         import boto3
@@ -142,7 +146,7 @@ class GS:
         port = free_port()
         self.address = f"http://127.0.0.1:{port}"
         self.process = started(
-            port, "gcp_storage_emulator", "start", "--host", "127.0.0.1", "--port", str(port), "--in-memory"
+            port, "-m", "gcp_storage_emulator", "start", "--host", "127.0.0.1", "--port", str(port), "--in-memory"
         )
         requests.post(f"{self.address}/storage/v1/b?project=tests", json={"name": BUCKET}, timeout=PATIENCE_S)
 
