@@ -121,7 +121,7 @@ layers:
 	@$(BIN)/lint-imports --no-logo
 
 # Only an issue raises the budget.
-LINES := 63748
+LINES := 63746
 lines:
 	@count=$$(find platform methods -name '*.py' -exec cat {} + | wc -l); test $$count -le $(LINES) || \
 	  { echo "platform and methods have $$count lines, and the budget is $(LINES): delete what a change replaces"; exit 1; }

@@ -90,7 +90,8 @@ def _first(parts: Sequence[str], most: int, noun: str) -> str:
 def _data_words(report: PlanReport) -> str:
     groups = sorted(report.pairs.items(), key=lambda item: -item[1])
     by_languages = _first([f"{name} {count:,}" for name, count in groups], MOST_GROUPS, " language pairs")
-    left = "" if report.pairs_left is None else f"; the mildest thresholds leave {report.pairs_left:,}"
+    thinned = report.pairs_left is not None and report.pairs_left < report.total_pairs
+    left = f"; the mildest thresholds leave {report.pairs_left:,}" if thinned else ""
     return f"{plural(report.total_pairs, 'pair')} of {plural(report.anchors, 'anchor')}: {by_languages}{left}"
 
 

@@ -88,7 +88,7 @@ class PlanReport:
     """The numbers that `auto` stands for, by that batch."""
     pairs_left: int | None = None
     """Training pairs that the mildest thresholds leave, without that of margins, which takes the teacher's vectors.
-    None without thresholds, and if the corpus is too large for a plan to look."""
+    None if the corpus is too large for a plan to look."""
     objective_rows: int = 0
     """Independent rows behind the first objective."""
     dev_texts: int = 0
@@ -115,18 +115,15 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
     from babeltune.data.corpus import build_corpus, check_corpus
     from babeltune.data.pair_scores import SCORES
     from babeltune.data.translation import StandIn
-    from babeltune.planning.preparation import wanted_of
     from babeltune.planning.sizes import READ_TEXTS, named_sizes
     from babeltune.planning.thresholds import pairs_left
 
     check_reachable(sweep)
     corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, StandIn(sweep.seed), progress=tell)
     check_corpus(corpus)
-    names = [name for name in wanted_of(sweep).scores if name in SCORES]
     left = None
-    if names and len(corpus.texts) <= READ_TEXTS:
-        tell("scoring pairs")
-        left = pairs_left(sweep, corpus.pair_groups, {name: SCORES[name](corpus) for name in names}.__getitem__, names)
+    if len(corpus.texts) <= READ_TEXTS:
+        left = pairs_left(sweep, corpus.pair_groups, lambda name: SCORES[name](corpus), tuple(SCORES))
     for source in sweep.data.train:
         if isinstance(source, TranslateSource) and source.train:
             counts = corpus.counts[source.name]

@@ -40,17 +40,16 @@ def pairs_left(
         SpecError: no language pair is left two pairs."""
     import numpy as np
 
-    strict = thresholds(mildest(sweep), names)
-    for count in range(1, len(strict) + 1):
-        first = dict(list(strict.items())[:count])
-        passed = within_limits(scores_of, groups, first)
-        left = groups if passed is None else groups[passed]
-        if np.bincount(left, minlength=1).max() < 2:
-            words = ", ".join(f"{name} {value}" for name, value in first.items())
-            searched = any(f"data.sampling.{name}" in sweep.parameters for name in first)
+    limits, left = thresholds(mildest(sweep), names), None
+    for count, (name, limit) in enumerate(limits.items(), 1):
+        left = within_limits(scores_of, groups, {name: limit}, left)
+        if np.bincount(groups[left], minlength=1).max() < 2:
+            applied = list(limits.items())[:count]
+            words = ", ".join(f"{each} {value}" for each, value in applied)
+            searched = any(f"data.sampling.{each}" in sweep.parameters for each, _ in applied)
             raise SpecError(
-                f"data.sampling: {words} leave{'s' * (count == 1)} {len(left):,} of {len(groups):,} pairs"
+                f"data.sampling: {words} leave{'s' * (count == 1)} {len(groups[left]):,} of {len(groups):,} pairs"
                 f"{', at the mildest that is searched' * searched}, and a batch needs two of one language pair; "
                 f"give {'another value' if count == 1 else 'other values'}"
             )
-    return len(groups) if (passed := within_limits(scores_of, groups, strict)) is None else len(passed)
+    return len(groups) if left is None else len(left)

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 
 BLOCK = 1 << 14  # steps that are drawn at a time
+MORE_ROWS = "give data.train more rows"
 
 
-def with_negatives(rows: Sequence[int], of: str = "", todo: str = "give data.train more rows") -> list[int]:
+def with_negatives(rows: Sequence[int], of: str = "", todo: str = MORE_ROWS) -> list[int]:
     """The groups of at least two rows, by the rows of each. `TrainingError` if no group has two."""
     present = [group for group, count in enumerate(rows) if count > 1]
     if not present:
@@ -76,11 +77,11 @@ class Schedule:
     def __init__(
         self, pairs: DrawnPairs, sampling: Sampling, *, global_batch: int, total_pairs: int, seed: int
     ) -> None:
-        words = [" that the method can use"] if pairs.only is not None else []
-        if limits := ", ".join(f"{name} {limit}" for name, limit in thresholds(sampling).items()):
-            words = [f" that the method can use and that data.sampling leaves ({limits})", "give other thresholds"]
+        limits = ", ".join(f"{name} {limit}" for name, limit in thresholds(sampling).items())
+        of = " that the method can use" if pairs.only is not None else ""
+        of, todo = (f"{of} and data.sampling leaves ({limits})", "give other thresholds") if limits else (of, MORE_ROWS)
         groups = pairs.groups if pairs.only is None else rows_at(pairs.groups, pairs.only)
-        self.streams = streams_of(pairs, with_negatives(histogram(groups).tolist(), *words), seed)
+        self.streams = streams_of(pairs, with_negatives(histogram(groups).tolist(), of, todo), seed)
         batch = min(global_batch, len(pairs))
         rows = [stream.size for stream in self.streams]
         self.counts = batch_counts(rows, sampling, global_batch=batch, total_pairs=total_pairs, seed=seed)
